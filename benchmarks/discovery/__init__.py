@@ -24,7 +24,7 @@ from benchmarks.shared.rows import Row, commit
 from benchmarks.shared.seeds import interval
 from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import Stage, class_stage, components_init, known_init
+from nearkin.discovery.stages import Stage, Stages
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import right
 
@@ -66,13 +66,11 @@ def scores(bench: Bench, task: DiscoveryTask, found: Clustering) -> dict[str, fl
 def found_by(bench: Bench, task: DiscoveryTask, arm: str) -> Clustering:
     """Return what SimGCD finds from a start, or GCD's semi-supervised k-means of the features."""
     if arm == "k-means":
-        return kmeans_clustering(bench.encoder.cached.center, task, bench.seed, disjoint=False)
-    if arm == "known classes first":
-        init = known_init(bench.encoder, task, bench.base, Stage.try_out)
-    else:
-        init = components_init(bench.encoder, task, bench.seed)
-    options = {"entropy_weight": 1.0}
-    stage = class_stage(bench.encoder, task, bench.base, init, "simgcd", options)
+        return kmeans_clustering(bench.encoder.cached.center, task, bench.seed)
+    stages = Stages(bench.encoder, task, bench.base)
+    known_first = arm == "known classes first"
+    init = stages.from_known(Stage.try_out) if known_first else stages.from_components()
+    stage = stages.classes(init, {})
     stage.try_out()
     return head_clustering(bench.encoder, stage.method, task)
 

@@ -135,4 +135,5 @@ class Bench:
         if mode == "gcd":
             label[np.random.default_rng(self.seed).permutation(len(label)) % 2 == 0] = UNLABELED
         label[self.held_out] = UNLABELED
-        return DiscoveryTask(label, np.flatnonzero(~self.held_out), num_known, len(self.novel))
+        rows = np.flatnonzero(~self.held_out)
+        return DiscoveryTask(label, rows, num_known, len(self.novel), mode)

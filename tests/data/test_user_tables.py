@@ -36,7 +36,7 @@ def test_what_nearkin_writes_for_spreadsheets_it_reads_as_it_was(tmp_path):
     assert by_name(open_images(made, cache=False)) == expected
     assert by_name(open_images(data, labels=str(made), cache=False)) == expected
     images = open_images(data, cache=False)
-    assert by_name(label_images(images, str(made), all_labeled=True)) == expected
+    assert by_name(label_images(images, str(made))) == expected
 
 
 def test_paths_and_labels_in_either_form_of_unicode(tmp_path):
@@ -49,7 +49,7 @@ def test_paths_and_labels_in_either_form_of_unicode(tmp_path):
         assert images.classes == (nfc, "Wal") if nfc < "Wal" else ("Wal", nfc)
         assert {"renamed", "merged"} <= {note.decision for note in images.notes}
     assert len(open_images(data / "t.csv", cache=False)) == 4
-    images = label_images(open_images(data, cache=False), str(data / "t.csv"), all_labeled=True)
+    images = label_images(open_images(data, cache=False), str(data / "t.csv"))
     assert labels_of(images) == [nfc, nfc, "Wal", "Wal"]
 
 

@@ -17,6 +17,7 @@ from nearkin.config import DiscoverConfig
 from nearkin.discovery.clusters import CLUSTER_COLUMNS
 from nearkin.discovery.features import NUM_VIEWS
 from nearkin.discovery.report import lines
+from nearkin.discovery.stages import OPTIONS
 from nearkin.discovery.trials import candidates
 
 KNOWN, EACH = 5, 16
@@ -140,9 +141,9 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
     assert summary["trials"].keys() == {*tried}
     assert summary["objective"] == MODE_METHODS[mode]
     if mode == "ncd":
-        assert summary["options"] == {"joint_weight": 1.0, "positive_rate": 0.3}
+        assert summary["options"] == {**OPTIONS["ncl"], "positive_rate": 0.3}
     else:
-        assert summary["options"] == {"entropy_weight": 1.0}
+        assert summary["options"] == OPTIONS["simgcd"]
     baseline = {"gcd": "semi-supervised k-means", "ncd": "k-means"}[mode]
     assert set(summary["scores"]) == {"nearkin", baseline, f"{baseline}, pixels"}
     for scores in summary["scores"].values():

@@ -14,13 +14,13 @@ REFUSED = [
     (["--known", "cat"], 2, "at least two classes"),
     (["--known", "cat,cat"], 2, "each once"),
     (["--known", "cat,dgo"], 2, "Did you mean dog?"),
-    (["--known", "cat,dog,eel,fox"], 2, "none is left to discover"),
+    (["--known", "cat,dog,eel,fox"], 3, "nothing is left to discover"),
     (["--labeled", "missing"], 3, "missing"),
     (["--labeled", "missing.csv"], 3, "missing.csv"),
     ([*KNOWING, "--classes", "-1"], 2, "--classes -1"),
     ([*KNOWING, "--classes", "0", "--mode", "ncd"], 2, "--classes 0 says there are none"),
     ([*KNOWING, "--classes", "many"], 2, "--classes"),
-    ([*KNOWING, "--classes", "17"], 3, "17 novel classes among"),
+    ([*KNOWING, "--classes", "17"], 3, "to learn from, and --classes 17 takes 17"),
     ([*KNOWING, "--encoder", "missing"], 2, "missing"),
     *(
         ([*KNOWING, by, "missing", *more], 2, f"{' '.join(more)} is of the training of an encoder, and {by} gives one")
@@ -122,9 +122,9 @@ def test_labels_that_leave_too_little_are_refused_before_anything_is_trained(
     one = [name for name in learned if name[0] == "0"]
     cases = [
         (one, "usable images are labeled as 'digit 0'; give at least two known classes"),
-        (names, "labels all 80 images, so nothing is left to discover"),
+        (names, "images to learn from have a label, so nothing is left to discover"),
         (learned, "images to learn from have a label, so nothing is left to discover"),
-        (learned[3:], "3 unlabeled images to learn from, and counting classes takes 4"),
+        (learned[3:], "3 unlabeled images to learn from, and --classes auto takes 4"),
         (["0-00.png", "1-00.png", "9-00.png"], "'9-00.png'"),
     ]
     stages = tmp_path / "run" / "stages"

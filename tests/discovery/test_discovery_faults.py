@@ -73,4 +73,4 @@ def test_a_discovery_says_what_it_holds_in_memory_before_it_does(
     assert "features: " in lines
     assert "k-means of all images: " in lines
     assert "probabilities of all images" not in lines  # those of four classes are few
-    assert len(state.frozen.cached.center) == 40
+    assert len(state.stages.encoder.cached.center) == 40

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.samplers import TwoStreamBatchSampler
 from nearkin.discovery.data import open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
-from nearkin.discovery.stages import class_stage, stage_init
-from nearkin.discovery.task import DiscoveryTask
+from nearkin.discovery.stages import Stages
 from nearkin.discovery.trials import Candidate, candidates, folds
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
@@ -75,7 +75,7 @@ def test_a_recipe_leaves_nothing_to_chance_and_fits_its_data_set_also_with_class
     decided = ["classes", "mode", "train_layers", "epochs", "batch_size", "augment"]
     decided += [] if SIZES[path.stem].known else ["known"]
     assert all(settings[name] != "auto" for name in decided)
-    assert candidates(config) == [Candidate(config.mode)], "trials would choose"
+    assert candidates(config) == [Candidate(MODE_METHODS[config.mode])], "trials would choose"
     method = MODE_METHODS[config.mode]
     assert checked_options(method, config.options) == options
     hidden = {len(fold) for fold in folds(len(known), settings["classes"], seed=0)}
@@ -121,16 +121,15 @@ def learning(path, tmp_path):
         name = read_toml(HOME / path.stem / "rotnet.toml")["backbone"]
     torch.manual_seed(0)
     pretrained = Encoder(build_backbone(name, SIDE), SIDE, {})
-    task = DiscoveryTask(dataset.label, dataset.parts.train_rows, len(dataset.classes), novel)
+    task = replace(dataset.task(config.mode), num_novel=novel)
     assert (task.num_known, len(task.labeled)) == (len(known), len(known) * EACH)
     shared = ("epochs", "augment", "batch_size", "seed")
     fixed = dict(image_size=SIDE, precision="fp32", workers=0, cache="off")
     base = TrainConfig(**{name: getattr(config, name) for name in shared}, **fixed)
     cached = Extraction(pretrained, dataset.images, UNTOUCHED, CPU, 0).compute().features
     encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, CPU)
-    method = MODE_METHODS[config.mode]
-    init = stage_init(encoder, task, base, method, lambda _: None)
-    return class_stage(encoder, task, base, init, method, config.options)
+    stages = Stages(encoder, task, base)
+    return stages.classes(stages.start(lambda _: None), config.options)
 
 
 @each_recipe

@@ -4,12 +4,14 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from discoveries import build_predictions
 from sklearn.datasets import load_digits
 
 from nearkin.discovery import findings as module
 from nearkin.discovery.findings import early_findings, late_findings
 from nearkin.discovery.report import lead
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.types import UNLABELED
@@ -21,6 +23,11 @@ def warning(check):
 
 
 few_images, unlabeled_known = map(warning, (module.few_images, module.unlabeled_known))
+
+
+def early(features, label, known, num_novel, mode):
+    task = DiscoveryTask(label, np.arange(len(label)), len(known), num_novel, mode)
+    return list(early_findings(torch.from_numpy(features), task, known))
 
 
 def spread(n, dim=16, seed=0):
@@ -40,7 +47,7 @@ def predicted(sizes, *, num_known, features=None, labeled=40):
 def texts(sizes, *, num_known=2, mode="gcd", features=None):
     """The warnings by kind; a kind that came twice would show."""
     table = predicted(sizes, num_known=num_known, features=features)
-    pairs = [(f.kind, f.text) for f in late_findings(table, mode=mode)]
+    pairs = [(f.kind, f.text) for f in late_findings(table, disjoint=mode == "ncd")]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 
@@ -156,8 +163,8 @@ def test_few_images_are_fewer_than_twenty_for_each_novel_class():
     assert few_images(100, 5) is None
     assert few_images(0, 1).kind == "few"
     for mode, count, known in (("gcd", 39, []), ("gcd", 0, ["a", "b"]), ("ncd", 0, ["a", "b"])):
-        inputs = spread(count, 2), np.full(count, UNLABELED), known
-        assert [f.kind for f in early_findings(*inputs, num_novel=2, mode=mode)] == ["few"]
+        found = early(spread(count, 2), np.full(count, UNLABELED), known, num_novel=2, mode=mode)
+        assert [f.kind for f in found] == ["few"]
         assert list(texts([0, 0, 0, 0], mode=mode)) == ["dead"]
 
 
@@ -242,21 +249,19 @@ def test_only_ncd_warns_of_hidden_classes():
     cluster = np.where(label == UNLABELED, 5 + np.arange(len(label)) % 2, label)
     table = build_predictions(images, np.eye(7)[cluster], label, num_known=5, num_views=1)
     inputs = table.features, table.label, table.classes[:5]
-    assert [f.kind for f in early_findings(*inputs, num_novel=1, mode="ncd")] == [
-        "unlabeled-known"
-    ]
-    assert early_findings(*inputs, num_novel=1, mode="gcd") == []
+    assert [f.kind for f in early(*inputs, num_novel=1, mode="ncd")] == ["unlabeled-known"]
+    assert early(*inputs, num_novel=1, mode="gcd") == []
 
 
 def test_the_first_paragraph_says_what_was_asked_and_found():
     known = [f"k{number}" for number in range(14)]
     number = "estimated by silhouette; the interval is 2 to 4"
-    assert lead("gcd", known, 1, 1200, [700, 450], 50, number) == (
+    assert lead("gcd", known, 1, [700, 450], 50, number) == (
         "1 image of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11 and 2 "
         "more) came with a label; 1,200 came without. Of these, 1,150 were clustered into 2 novel "
         "classes, and 50 were assigned to known classes. The number of novel classes was "
         "estimated by silhouette; the interval is 2 to 4."
     )
-    disjoint = lead("ncd", ["dog"], 9, 1, [1], 0, "given")
+    disjoint = lead("ncd", ["dog"], 9, [1], 0, "given")
     assert "All unlabeled images were assumed novel and clustered into 1 novel class." in disjoint
     assert "assigned to known" not in disjoint

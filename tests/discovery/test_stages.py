@@ -16,10 +16,10 @@ from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler, TwoStreamBatchSampler
 from nearkin.discovery import stages as module
 from nearkin.discovery.features import NUM_VIEWS, CachedViews, FinetunedEncoder, FrozenEncoder
-from nearkin.discovery.stages import class_stage, known_stage, stage_init
+from nearkin.discovery.stages import Stages
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.encoders.encoder import Encoder
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
@@ -28,8 +28,8 @@ from nearkin.types import UNLABELED
 
 CPU = torch.device("cpu")
 CACHED, IMAGES, DIM = 4, 30, 5
-LAST = ("ncl", "simgcd")
-"""Methods of the last stage."""
+MODES = ("ncd", "gcd")
+"""With NCL and with SimGCD in the last stage."""
 
 
 def marked():
@@ -42,7 +42,7 @@ def marked():
 def cached_views(num_views=2, sampler=None, labels=None):
     labels = np.arange(IMAGES) % 3 if labels is None else labels
     sampler = sampler or RandomBatchSampler(IMAGES, 10, seed=3)
-    return CachedViews(marked(), sampler=sampler, num_views=num_views, labels=labels)
+    return CachedViews(marked(), sampler, num_views, torch.from_numpy(labels))
 
 
 def test_a_step_draws_different_cached_views_of_the_same_images():
@@ -119,12 +119,13 @@ def base(**settings):
     return TrainConfig(**fixed | dict(image_size=16, batch_size=16, epochs=2, seed=0) | settings)
 
 
-def frozen(labeled, unlabeled, num_novel=2):
+def frozen(labeled, unlabeled, num_novel=2, mode="ncd"):
     """A encoder and a task of so many images of two known and of two novel classes."""
     sizes = [labeled - labeled // 2, labeled // 2, unlabeled - unlabeled // 2, unlabeled // 2]
     cached, truth = blobs(sizes)
     label = np.where(truth < 2, truth, UNLABELED)
-    return FrozenEncoder(cached, CPU), DiscoveryTask(label, np.arange(len(label)), 2, num_novel)
+    task = DiscoveryTask(label, np.arange(len(label)), 2, num_novel, mode)
+    return FrozenEncoder(cached, CPU), task
 
 
 def state(method):
@@ -140,7 +141,7 @@ def finite(method):
     return all(t.isfinite().all() for t in method.state_dict().values() if t.is_floating_point())
 
 
-def started(encoder, task, method="ncl", options=None, **settings):
+def started(encoder, task, options=None, **settings):
     """The stage of the known classes after its training, if there is one, and the last before."""
     first = []
 
@@ -148,13 +149,14 @@ def started(encoder, task, method="ncl", options=None, **settings):
         stage.try_out()
         first.append(stage)
 
-    init = stage_init(encoder, task, base(**settings), method, train)
-    return *first, class_stage(encoder, task, base(**settings), init, method, options or {})
+    stages = Stages(encoder, task, base(**settings))
+    last = stages.classes(stages.start(train), options or {})
+    return *first, last
 
 
-def trained(labeled, unlabeled, method, num_novel=2, options=None, **settings):
+def trained(labeled, unlabeled, mode="ncd", num_novel=2, options=None, **settings):
     """All stages, one after the other."""
-    stages = started(*frozen(labeled, unlabeled, num_novel), method, options, **settings)
+    stages = started(*frozen(labeled, unlabeled, num_novel, mode), options, **settings)
     stages[-1].try_out()
     return stages
 
@@ -163,10 +165,10 @@ def test_a_task_knows_its_labeled_and_its_unlabeled_images_and_no_stage_sees_tho
     label = np.array([0, UNLABELED, 1, UNLABELED, 0])
     task = DiscoveryTask(label, np.array([1, 2, 3, 4]), 2, 1)  # image 0 is held out
     assert (task.labeled.tolist(), task.unlabeled.tolist()) == ([2, 4], [1, 3])
-    encoder, task = frozen(20, 30)
+    encoder, task = frozen(20, 30, mode="gcd")
     held_out = np.arange(0, 50, 5)
     task = replace(task, rows=np.setdiff1d(task.rows, held_out))
-    assert not seen(*started(encoder, task, "simgcd")) & set(held_out.tolist())
+    assert not seen(*started(encoder, task)) & set(held_out.tolist())
 
 
 def seen(*stages, steps=12):
@@ -186,16 +188,16 @@ def test_the_first_stage_sees_labeled_images_only_and_the_second_half_of_each_ba
     assert seen(stage, steps=30) == set(range(50))
 
 
-@pytest.mark.parametrize("method", LAST)
-def test_the_last_stage_goes_on_from_the_known_classes(method):
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_stage_goes_on_from_the_known_classes(mode):
     """NCL with their head, too, as in the authors' ncl_cifar.py; SimGCD on narrow features."""
-    encoder, task = frozen(20, 30)
+    encoder, task = frozen(20, 30, mode=mode)
     cached = copy.deepcopy(encoder.cached)
-    known, stage = started(encoder, task, method)
+    known, stage = started(encoder, task)
     assert known.config.method == "supervised"
     before = state(known.method)
     parts = [(known.method.backbone.state_dict(), stage.method.backbone)]
-    if method == "ncl":
+    if mode == "ncd":
         parts.append((known.method.known.state_dict(), stage.method.heads.known))
     assert not any(changed(learned, part.state_dict()) for learned, part in parts)
     stage.try_out()
@@ -212,7 +214,7 @@ def test_simgcd_starts_at_the_components_of_features_that_are_wider_than_the_lay
     rows = np.arange(50, 450)
     cached.center[:50] = torch.nan  # held out
     label = np.where(truth < 2, truth, UNLABELED)
-    (stage,) = started(FrozenEncoder(cached, CPU), DiscoveryTask(label, rows, 2, 1), "simgcd")
+    (stage,) = started(FrozenEncoder(cached, CPU), DiscoveryTask(label, rows, 2, 1))
     layer = stage.method.backbone.eval()
     with torch.no_grad():
         found = layer(cached.center[50:, :, None, None]).double()
@@ -229,7 +231,7 @@ def test_simgcd_starts_at_the_components_of_features_that_are_wider_than_the_lay
 
 def test_the_known_classes_are_learned():
     encoder, task = frozen(40, 20)
-    known = known_stage(encoder, task, base(epochs=30))
+    known = Stages(encoder, task, base(epochs=30)).known()
     known.try_out()
     method = known.method.eval()
     with torch.inference_mode():
@@ -241,7 +243,7 @@ def test_the_known_classes_are_learned():
 def test_a_stage_is_a_function_of_its_seed_and_leaves_the_random_numbers_of_the_caller_alone():
     def weights(seed):
         before = torch.random.get_rng_state()
-        learned = state(trained(20, 30, "ncl", seed=seed)[1].method)
+        learned = state(trained(20, 30, seed=seed)[1].method)
         assert torch.equal(before, torch.random.get_rng_state())
         return learned
 
@@ -254,9 +256,9 @@ def test_a_stage_is_a_function_of_its_seed_and_leaves_the_random_numbers_of_the_
 
 def test_the_queue_is_at_most_half_of_the_unlabeled_images_or_refused():
     with pytest.raises(UsageError, match="queue_size 2001 is more than half of the 30 images"):
-        trained(20, 30, "ncl", options={"queue_size": 2001})  # the paper's is 2000
+        trained(20, 30, options={"queue_size": 2001})  # the paper's is 2000
     for unlabeled in (5, 12, 30):
-        _, stage = trained(20, unlabeled, "ncl")
+        _, stage = trained(20, unlabeled)
         sizes = {len(stage.method.novel_queue.keys), len(stage.method.known_queue.keys)}
         assert sizes == {stage.config.options["queue_size"]}
         assert 1 <= stage.config.options["queue_size"] <= unlabeled // 2
@@ -264,30 +266,22 @@ def test_the_queue_is_at_most_half_of_the_unlabeled_images_or_refused():
         assert set(filled[filled != UNLABELED].tolist()) <= set(range(20, 20 + unlabeled))
 
 
-@pytest.mark.parametrize("method", LAST)
-def test_few_images_are_learned_from_and_too_few_refused_in_one_line(method):
+@pytest.mark.parametrize("mode", MODES)
+def test_few_images_are_learned_from(mode):
     for labeled, unlabeled in ((2, 2), (2, 30), (3, 5), (20, 1), (60, 11)):
-        *first, stage = trained(labeled, unlabeled, method)
+        *first, stage = trained(labeled, unlabeled, mode)
         assert all(finite(each.method) for each in (*first, stage)), (labeled, unlabeled)
         assert stage.feed.sampler.steps_per_epoch >= 1
         assert stage.feed.sampler.num_labeled <= labeled
-    for labeled, unlabeled, says in (
-        (0, 20, "0 labeled images to learn from"),
-        (1, 20, "1 labeled images to learn from"),
-        (1, 1, "1 labeled images to learn from"),
-    ):
-        with pytest.raises(DataError, match=says):
-            trained(labeled, unlabeled, method)
 
 
 def test_a_batch_that_the_images_do_not_fill_shrinks():
     """Half of it stays labeled, if there are so many; an epoch sees nearly every image."""
     for labeled, unlabeled in ((60, 40), (200, 41), (30, 500), (100, 100)):
-        encoder, task = frozen(labeled, unlabeled)
-        for batch_size, method in itertools.product((16, 128), LAST):
-            settings = base(batch_size=batch_size)
-            init = stage_init(encoder, task, settings, method, lambda _: None)
-            order = class_stage(encoder, task, settings, init, method, {}).feed.sampler
+        for batch_size, mode in itertools.product((16, 128), MODES):
+            encoder, task = frozen(labeled, unlabeled, mode=mode)
+            stages = Stages(encoder, task, base(batch_size=batch_size))
+            order = stages.classes(stages.start(lambda _: None), {}).feed.sampler
             assert order.num_labeled <= order.batch_size / 2
             assert order.batch_size - order.num_labeled <= unlabeled
             if min(labeled, unlabeled) >= batch_size // 2:
@@ -297,30 +291,30 @@ def test_a_batch_that_the_images_do_not_fill_shrinks():
 
 
 def test_as_many_classes_as_images_no_pairs_all_pairs_and_equal_features_are_learned_from():
-    for method in LAST:
-        assert finite(trained(12, 6, method, num_novel=6)[-1].method), method
+    for mode in MODES:
+        assert finite(trained(12, 6, mode, num_novel=6)[-1].method), mode
     for rate in (0.0, 1.0):
-        assert finite(trained(8, 12, "ncl", options={"positive_rate": rate})[1].method), rate
+        assert finite(trained(8, 12, options={"positive_rate": rate})[1].method), rate
     cached = CachedFeatures(torch.ones(40, 6), torch.ones(3, 40, 6))
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNLABELED)
-    for method in LAST:
-        task = DiscoveryTask(label, np.arange(40), 2, 2)
-        *_, stage = started(FrozenEncoder(cached, CPU), task, method)
+    for mode in MODES:
+        task = DiscoveryTask(label, np.arange(40), 2, 2, mode)
+        *_, stage = started(FrozenEncoder(cached, CPU), task)
         stage.try_out()
-        assert finite(stage.method), method
+        assert finite(stage.method), mode
 
 
 def test_automatic_epochs_come_to_a_number_of_steps_of_which_a_share_can_be_tried_out(monkeypatch):
     """600 steps, but between 10 and 200 epochs."""
     monkeypatch.setattr(module, "MAX_EPOCHS", 200)  # see conftest.py
     for labeled, epochs in ((600, 17), (40, 200), (2000, 10)):
-        stage = known_stage(*frozen(labeled, 20), base(epochs="auto", batch_size=16))
+        stage = Stages(*frozen(labeled, 20), base(epochs="auto", batch_size=16)).known()
         assert stage.config.epochs == epochs
-    encoder, task = frozen(20, 30)
-    init = stage_init(encoder, task, base(), "ncl", lambda _: None)
+    stages = Stages(*frozen(20, 30), base(epochs=8))
+    init = stages.start(lambda _: None)
 
     def steps(share):
-        stage = class_stage(encoder, task, base(epochs=8), init, "ncl", {})
+        stage = stages.classes(init, {})
         stage.try_out(share)
         return int(stage.method.backbone.body[2].num_batches_tracked) // 2  # two views a step
 
@@ -351,13 +345,13 @@ def parameters(backbone):
     return {name: p.detach().clone() for name, p in backbone.body.named_parameters()}
 
 
-@pytest.mark.parametrize("method", ["ncl", "simgcd"])
-def test_only_the_last_blocks_are_trained_and_batch_norms_of_the_others_stay(finetuned, method):
+@pytest.mark.parametrize("mode", MODES)
+def test_only_the_last_blocks_are_trained_and_batch_norms_of_the_others_stay(finetuned, mode):
     make, task = finetuned
-    encoder = make("last:1")
+    encoder, task = make("last:1"), replace(task, mode=mode)
     start = encoder.pretrained.backbone.body.state_dict()
     start = {name: value.clone() for name, value in start.items()}
-    stages = started(encoder, task, method, epochs=1)
+    stages = started(encoder, task, epochs=1)
     stages[-1].try_out()
     blocks = sorted({name.split(".")[0] for name in start}, key=int)
     for done in stages:
@@ -373,7 +367,7 @@ def test_a_whole_network_may_be_trained(finetuned):
     make, task = finetuned
     encoder = make()
     start = parameters(encoder.pretrained.backbone)
-    known = known_stage(encoder, task, base(epochs=1))
+    known = Stages(encoder, task, base(epochs=1)).known()
     known.try_out()
     assert changed(start, parameters(known.method.backbone)) == set(start)
     assert not changed(start, parameters(encoder.pretrained.backbone))
@@ -410,7 +404,7 @@ def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
 def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned):
     make, task = finetuned
     encoder = make()
-    known = known_stage(encoder, task, base(epochs=1))
+    known = Stages(encoder, task, base(epochs=1)).known()
     known.try_out()
     cached, layer = encoder.features(known.method, with_views=True)
     method, views = Encoder(known.method.backbone, 8, {}), ViewSettings("characters", NUM_VIEWS, 0)

@@ -11,13 +11,14 @@ from nearkin.classifier.features import CachedFeatures
 from nearkin.config import TrainConfig
 from nearkin.discovery.clusterings import kmeans_clustering
 from nearkin.discovery.features import FrozenEncoder
-from nearkin.discovery.stages import class_stage, stage_init
+from nearkin.discovery.stages import Stages
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import cluster_accuracy
 from nearkin.types import UNLABELED
 
 KNOWN, NOVEL, EACH, HELD_OUT = 6, 20, 5, 7
-METHODS = ("ncl", "simgcd")
+MODES = ("ncd", "gcd")
+"""With NCL and with SimGCD in the last stage."""
 BASE = TrainConfig(
     method="ncl", backbone="tiny", image_size=8, batch_size=32, epochs=20, seed=0,
     precision="fp32", workers=0,
@@ -36,27 +37,28 @@ def init():
     label = np.where(truth < KNOWN, truth, UNLABELED)
     task = DiscoveryTask(label, np.arange(HELD_OUT, len(truth)), KNOWN, NOVEL)
     encoder = FrozenEncoder(CachedFeatures(center, views), torch.device("cpu"))
-    return encoder, task, truth, {method: at_clusters(encoder, task, method) for method in METHODS}
+    tasks = {mode: replace(task, mode=mode) for mode in MODES}
+    return encoder, tasks, truth, {mode: at_clusters(encoder, tasks[mode]) for mode in MODES}
 
 
-def at_clusters(encoder, task, method):
-    return stage_init(encoder, task, BASE, method, lambda stage: stage.try_out())
+def at_clusters(encoder, task):
+    return Stages(encoder, task, BASE).start(lambda stage: stage.try_out())
 
 
-def classes_of(encoder, task, method, disjoint):
+def classes_of(encoder, task, method):
     rows = torch.from_numpy(task.rows)
     with torch.inference_mode():
         features = apply_layer(frozen_copy(method.backbone), encoder.cached.center[rows])
-        impossible = task.only_novel if disjoint else None
+        impossible = task.only_novel if task.disjoint else None
         probability = class_probability(frozen_copy(heads_of(method)), features, impossible)
     return probability.argmax(dim=1).numpy()
 
 
 def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_among_them(init):
-    _, task, truth, starts = init
-    start = starts["ncl"].heads
+    _, tasks, truth, starts = init
+    task, start = tasks["ncd"], starts["ncd"]
     label = task.label[task.rows]
-    novel, joint = start.cluster.numpy() - KNOWN, starts["simgcd"].heads.cluster.numpy()
+    novel, joint = start.cluster.numpy() - KNOWN, starts["gcd"].cluster.numpy()
     assert start.features.isfinite().all()
     assert ((novel < 0) == (label != UNLABELED)).all()
     assert set(novel[label == UNLABELED]) == set(range(NOVEL))
@@ -65,17 +67,17 @@ def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_amon
     assert cluster_accuracy(rest, novel[label == UNLABELED])[0] > 0.7
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_head_starts_with_the_images_of_its_cluster(init, method):
-    encoder, task, truth, starts = init
-    start, disjoint = starts[method].heads, method == "ncl"
+@pytest.mark.parametrize("mode", MODES)
+def test_a_head_starts_with_the_images_of_its_cluster(init, mode):
+    encoder, tasks, truth, starts = init
+    task, start = tasks[mode], starts[mode]
     order = torch.randperm(len(start.cluster), generator=torch.Generator().manual_seed(0))
-    mixed = replace(start, features=start.features[order])
+    mixed = start._replace(features=start.features[order])
     accuracy = {}
     for name, at in (("clusters", start), ("others", mixed)):
-        stage = class_stage(encoder, task, BASE, starts[method]._replace(heads=at), method, {})
+        stage = Stages(encoder, task, BASE).classes(at, {})
         rest = task.label[task.rows] == UNLABELED
-        classes = classes_of(encoder, task, stage.method, disjoint)[rest]
+        classes = classes_of(encoder, task, stage.method)[rest]
         accuracy[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
         if at is start:
             cluster = start.cluster.numpy()[rest]
@@ -84,28 +86,27 @@ def test_a_head_starts_with_the_images_of_its_cluster(init, method):
 
 
 def test_a_start_depends_on_its_seed_and_no_other_and_may_have_few_images(init):
-    encoder, task, _, starts = init
-    few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
-    for method in METHODS:
+    encoder, tasks, _, starts = init
+    for mode, task in tasks.items():
+        few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
         torch.manual_seed(5)
-        again = at_clusters(encoder, task, method).heads
-        assert torch.equal(again.cluster, starts[method].heads.cluster)
-        start = at_clusters(encoder, few, method)
-        stage = class_stage(encoder, few, BASE, start, method, {})
+        assert torch.equal(at_clusters(encoder, task).cluster, starts[mode].cluster)
+        stage = Stages(encoder, few, BASE).classes(at_clusters(encoder, few), {})
         assert all(parameter.isfinite().all() for parameter in stage.method.parameters())
 
 
 def test_k_means_of_mixed_images_has_one_set_of_novel_centers(init):
     """Where known classes are ruled out, an image is of the nearest novel center of all centers."""
-    encoder, task, _, _ = init
+    encoder, tasks, _, _ = init
+    task = tasks["gcd"]
     features = encoder.cached.center[torch.from_numpy(task.rows)]
     learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
-    mixed = kmeans_clustering(features, learned, 0, disjoint=False)
+    mixed = kmeans_clustering(features, learned, 0)
     novel = mixed.joint >= KNOWN
     assert novel.any()
     assert (mixed.novel[novel] == mixed.joint[novel]).all()
     assert (mixed.novel >= KNOWN).all()
-    apart = kmeans_clustering(features, learned, 0, disjoint=True)
+    apart = kmeans_clustering(features, replace(learned, mode="ncd"), 0)
     assert (apart.joint == mixed.joint).all()
     assert (apart.novel >= KNOWN).all()
     assert (apart.novel[novel] != apart.joint[novel]).any()

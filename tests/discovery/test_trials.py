@@ -14,6 +14,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.rng import permutation
 from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.outcome import calibrate
+from nearkin.discovery.stages import Stages
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
@@ -21,11 +22,11 @@ from nearkin.discovery.trials import (
     Candidate,
     Trial,
     Trials,
+    accuracies,
     balanced_accuracy,
     best,
     candidates,
     folds,
-    mean_accuracy,
     shorter,
 )
 from nearkin.errors import UsageError
@@ -37,8 +38,8 @@ CPU = torch.device("cpu")
 KNOWN, EACH, OTHERS = 5, 8, 30
 LEARNED = EACH - 1  # Of each known class in a trial; a fifth of them is for its score
 TRIED = {
-    "ncd": (Candidate("ncd", 0.25), Candidate("ncd", 0.75)),
-    "gcd": (Candidate("gcd"),),
+    "ncd": (Candidate("ncl", 0.25), Candidate("ncl", 0.75)),
+    "gcd": (Candidate("simgcd"),),
 }
 MODES = ("ncd", "gcd")
 
@@ -69,7 +70,8 @@ BASE = TrainConfig(
 
 def trials(folder, mode, cached, task, options=None, **base):
     encoder, settings = FrozenEncoder(cached, CPU), replace(BASE, **base)
-    return Trials(encoder, task, settings, mode, folder, options or {}, train=shorter)
+    stages = Stages(encoder, replace(task, mode=mode), settings)
+    return Trials(stages, folder, options or {}, train=shorter)
 
 
 def first_trial(folder, mode, *given, **base):
@@ -236,7 +238,7 @@ def trial(candidate, accuracy, fold=0):
     return Trial(fold, candidate, accuracy, np.ones((1, 1)), np.ones(1, bool), np.zeros(1, int))
 
 
-USUAL, LOW, HIGH = (Candidate("ncd", value) for value in RATES)
+USUAL, LOW, HIGH = (Candidate("ncl", value) for value in RATES)
 
 
 def test_an_image_of_several_trials_counts_once_among_those_that_calibrated():
@@ -257,9 +259,9 @@ def test_images_of_one_group_are_one_witness_for_a_temperature():
 def test_what_is_given_is_not_searched_for():
     config = DiscoverConfig(known=["a", "b"], mode="ncd", options={"temperature": 0.2})
     assert [each.rate for each in candidates(config)] == [0.5, 0.25, 0.75], "the usual one first"
-    assert candidates(replace(config, options={"positive_rate": 0.3})) == [Candidate("ncd")]
-    assert "positive_rate" not in Candidate("ncd").options(5)
-    assert candidates(DiscoverConfig(known=["a", "b"])) == [Candidate("gcd")]
+    assert candidates(replace(config, options={"positive_rate": 0.3})) == [Candidate("ncl")]
+    assert "positive_rate" not in Candidate("ncl").options(5)
+    assert candidates(DiscoverConfig(known=["a", "b"])) == [Candidate("simgcd")]
 
 
 def test_the_first_value_is_taken_unless_another_is_better_by_a_standard_error():
@@ -282,11 +284,10 @@ def test_the_first_value_is_taken_unless_another_is_better_by_a_standard_error()
     assert chosen(usual=[0.1, 0.1], low=[0.78, 0.72], high=[0.72, 0.8]) == LOW
     assert chosen(usual=[0.7], low=[0.71]) == LOW, "one fold has no error"
     results = [trial(LOW, 0.9), trial(LOW, 0.1, 1)]
-    assert mean_accuracy(results, LOW) == pytest.approx(0.5)
+    assert accuracies(results) == {LOW: [0.9, 0.1]}
 
 
 @given(st.floats(0, 10), st.integers(1, 100))
 def test_a_positive_rate_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_all(value, k):
-    both = {"joint_weight": 1.0, "positive_rate": min(1, value / k)}
-    assert Candidate("ncd", value).options(k) == both
-    assert Candidate("gcd").options(k) == {"entropy_weight": 1.0}
+    assert Candidate("ncl", value).options(k) == {"positive_rate": min(1, value / k)}
+    assert Candidate("simgcd").options(k) == {}

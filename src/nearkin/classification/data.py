@@ -109,7 +109,7 @@ def open_labeled_data(
     """
     images = open_usable(data, config, on_progress, on_open)
     if config.labeled:
-        images = label_images(images, config.labeled, all_labeled=True)
+        images = label_images(images, config.labeled)
     if not images.classes:
         raise DataError(
             "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"

@@ -11,10 +11,11 @@ from nearkin.commands.arguments import PathLike, command, given
 from nearkin.commands.run import Run
 from nearkin.config import DiscoverConfig, TrainConfig, defaults
 from nearkin.discovery.data import DiscoveryData, check_sizes, open_discovery_data
+from nearkin.discovery.features import check_layers
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline, check_trained_layers
 from nearkin.discovery.report import write_outcome
-from nearkin.discovery.start import check_layers, with_encoder
+from nearkin.discovery.start import with_encoder
 from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import check_named, load
 from nearkin.errors import UsageError
@@ -150,7 +151,7 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
         trust = config.trust_remote_code
         encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
         check_named(encoder)
-        check_layers(encoder, config.train_layers)
+        check_layers(config.train_layers, encoder.backbone)
     return config
 
 

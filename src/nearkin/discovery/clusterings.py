@@ -1,4 +1,4 @@
-"""Classes of all images by heads and by k-means, which heads start at and are compared with."""
+"""Classes of all images by heads, and by k-means, which they are compared with."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearkin.classifier.classifier import class_probability, frozen_copy, heads_of
 from nearkin.discovery.features import DiscoveryEncoder, top_features
-from nearkin.discovery.task import DiscoveryTask, Mode
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.method import Method
 from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.types import UNLABELED
@@ -24,9 +24,9 @@ class Clustering:
     novel: Int64[np.ndarray, " images"]
     """Among the novel classes, numbered as in `joint`; `joint` where there is no novel class."""
 
-    def of(self, mode: Mode) -> Int64[np.ndarray, " images"]:
-        """Return the classes that a mode puts unlabeled images in."""
-        return self.novel if mode == "ncd" else self.joint
+    def of(self, task: DiscoveryTask) -> Int64[np.ndarray, " images"]:
+        """Return the classes that a task lets unlabeled images be in."""
+        return self.novel if task.disjoint else self.joint
 
 
 def head_clustering(
@@ -42,42 +42,24 @@ def head_clustering(
     return Clustering(joint, novel)
 
 
-def start_clusters(
-    features: Float[Tensor, "learned dim"], task: DiscoveryTask, seed: int, *, disjoint: bool
-) -> Int64[np.ndarray, " learned"]:
-    """Return the classes that the images to learn from start in, by k-means; labels where known.
-
-    Where unlabeled images are `disjoint` from the known classes, they are clustered alone.
-    """
-    label: Int64[np.ndarray, " learned"] = task.label[task.rows]
-    part = label == UNLABELED if disjoint else np.ones(len(label), bool)
-    first = task.num_known if disjoint else 0
-    x, count = compact(features)[part].astype(np.float64), task.num_known + task.num_novel - first
-    cluster = label.copy()
-    cluster[part] = first + constrained_kmeans(x, label[part], count, seed=seed).cluster
-    return cluster
-
-
 def kmeans_clustering(
-    features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int, *, disjoint: bool
+    features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int
 ) -> Clustering:
     """Cluster the images to learn from by k-means; others go to the nearest center.
 
     `joint` clusters all of them, with labeled images fixed in their class (semi-supervised
     k-means, Vaze et al. 2022, section 3.2). `novel` is the nearest of its novel centers or, if
-    unlabeled images are `disjoint` from the known classes, by k-means of these alone.
+    unlabeled images are disjoint from the known classes, by k-means of these alone.
     """
     from sklearn.metrics import pairwise_distances_argmin
 
     x = compact(features).astype(np.float64)
-    joint = constrained_kmeans(
-        x[task.rows], task.label[task.rows], task.num_known + task.num_novel, seed=seed
-    )
+    joint = constrained_kmeans(x[task.rows], task.label[task.rows], task.num_classes, seed=seed)
     nearest = pairwise_distances_argmin(x, joint.centers)
     if not task.num_novel:
         return Clustering(nearest, nearest)
     centers = joint.centers[task.num_known :]
-    if disjoint:
+    if task.disjoint:
         no_labels = np.full(len(task.unlabeled), UNLABELED)
         rows = x[task.unlabeled]
         centers = constrained_kmeans(rows, no_labels, task.num_novel, seed=seed).centers

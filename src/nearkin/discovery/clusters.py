@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import combinations
+from statistics import fmean
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -12,6 +14,7 @@ from jaxtyping import Float, Int
 from nearkin.classifier.assignments import Assignments, rounded, typical
 from nearkin.classifier.reference import Reference, class_sums, compare_with_means
 from nearkin.classifier.report import CORE
+from nearkin.metrics.metric import Metric
 from nearkin.metrics.selection import least_certain
 from nearkin.objectives import unit
 from nearkin.objectives.contrast import MIN_LENGTH
@@ -74,28 +77,16 @@ def describe_clusters(
     class. Seed agreement: the Jaccard index of a class with its best match of another seed,
     averaged over the seeds (as Hennig 2007, of resamples).
 
-    Args:
-        assignments: Of all images without a label.
-        reference: The images that were learned from, with the same features.
-        others: Classes of the same images by other seeds; their numbers may differ.
+    `assignments` are of all images without a label, `others` their classes by other seeds, whose
+    numbers may differ. `reference` has the images that were learned from, with the same features.
     """
-    predictions, cluster, classes = (
-        assignments.predictions,
-        assignments.cluster,
-        assignments.classes,
-    )
-    features = assignments.features
-    silhouette = class_silhouettes(features, cluster)
+    cluster, classes = assignments.cluster, assignments.classes
+    every, none = np.arange(len(classes)), np.full(len(classes), -1)
+    features, num_known = assignments.features, assignments.predictions.num_known
+    means = unit(class_sums(torch.from_numpy(features), cluster, len(classes)))
+    nearest = compare_with_means(reference.features, reference, means, every, none).nearest_known
+    silhouette, merge = class_silhouettes(features, cluster), _merges(assignments)
     seed_agreement = _seed_agreement(cluster, others)
-    merge = _merges(assignments)
-    sums, every = (
-        class_sums(torch.from_numpy(features), cluster, len(classes)),
-        np.arange(len(classes)),
-    )
-    none = np.full(len(classes), -1)
-    nearest = compare_with_means(
-        reference.features, reference, unit(sums), every, none
-    ).nearest_known
 
     def describe(number: int) -> Cluster:
         members = typical(assignments, number)
@@ -103,7 +94,7 @@ def describe_clusters(
         return Cluster(
             name=classes[number],
             number=number,
-            kind="known" if number < predictions.num_known else "novel",
+            kind="known" if number < num_known else "novel",
             size=len(members),
             score=float(assignments.score[members].mean()) if some else None,
             silhouette=silhouette.get(number),
@@ -217,16 +208,59 @@ def _seed_agreement(cluster: Clusters, others: Sequence[Clusters]) -> dict[int, 
     return dict(zip(np.unique(cluster).tolist(), np.mean(best, axis=0).tolist(), strict=True))
 
 
+@dataclass(frozen=True)
+class Alternative:
+    """A number of novel classes, in figures that need no truth."""
+
+    novel: int
+    sizes: tuple[int, ...]  # Unlabeled images of each novel class, largest first
+    silhouette: float | None
+    """Mean over the classes that have one, from -1 to 1, by the features of the frozen encoder:
+    those that are learned differ from number to number. None with fewer than two classes."""
+    seed_agreement: float | None
+    """Mean adjusted Rand index of two trainings that differ in the seed; None if trained once."""
+    known: Metric | None  # Accuracy on held-out images of known classes; None without any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self) | {"known": self.known and self.known.to_dict()}
+
+
+def describe_alternative(
+    features: Float[np.ndarray, "images dim"],
+    by_seed: Sequence[Int[np.ndarray, " images"]],
+    *,
+    num_known: int,
+    num_novel: int,
+    known: Metric | None,
+) -> Alternative:
+    """Describe what each seed found with a number of novel classes; the first is shown.
+
+    `features` are of all unlabeled images, by the frozen encoder, and `by_seed` has their classes,
+    novel ones from `num_known` on.
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    first = by_seed[0]
+    sizes = np.bincount(first, minlength=num_known + num_novel)[num_known:]
+    silhouettes = class_silhouettes(features, first).values()
+    similar = [float(adjusted_rand_score(*pair)) for pair in combinations(by_seed, 2)]
+    return Alternative(
+        num_novel,
+        tuple(sorted(sizes.tolist(), reverse=True)),
+        fmean(silhouettes) if silhouettes else None,
+        fmean(similar) if similar else None,
+        known,
+    )
+
+
 def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " rows"]:
     """Return the rows of the assignments whose labels would teach most.
 
     Those are the most typical image of each novel class, of which there is no label yet (Hacohen,
     Dekel, Weinshall. Active learning on a budget. ICML 2022), then the others by `least_certain`.
-    docs/discovery.md has what the first bring.
-
-    Args:
-        assignments: Of all images without a label.
-        learned: The images to learn from. A label of any other teaches nothing.
+    docs/discovery.md has what the first bring. A label of an image that is not `learned` from
+    teaches nothing.
     """
     can_teach = np.isin(assignments.rows, learned)
     rows, first = np.flatnonzero(can_teach), list[int]()

@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from nearkin.choices import MODE_METHODS
 from nearkin.config import DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import spellings
 from nearkin.data.notes import Note, lines, named
 from nearkin.data.split import Split, trained_or_scored
 from nearkin.discovery.rounds import Accepted, accept, accepted
+from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.errors import DataError, UsageError
 from nearkin.labels.held_out import keep_few
 from nearkin.labels.known import label_images, own_images
@@ -86,6 +86,13 @@ class DiscoveryData:
             )
         yield from lines(self.images.notes)
 
+    def task(self, mode: Mode) -> DiscoveryTask:
+        """Return what everything that trains is told, as yet without novel classes."""
+        label = self.label.copy()
+        # Known classes are scored on held-out images, so their labels may train nothing.
+        label[self.parts.test_rows] = UNLABELED
+        return DiscoveryTask(label, self.parts.train_rows, len(self.classes), 0, mode)
+
     def pretraining_parts(self) -> Split:
         """Return the split of the data alone, without labels, for the first stage."""
         unlabeled = replace(self.images, labels=np.full(len(self.images), UNLABELED), classes=())
@@ -94,8 +101,6 @@ class DiscoveryData:
 
     def without(self, bad_rows: Collection[int], notes: Iterable[Note]) -> "DiscoveryData":
         """Return the same images less those that turned out unreadable, with notes on them."""
-        if not bad_rows:
-            return self
         truth = None if self.truth is None else np.delete(self.truth, sorted(bad_rows))
         return replace(self, parts=self.parts.without(bad_rows, notes), truth=truth)
 
@@ -137,47 +142,39 @@ def open_discovery_data(
 
 def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
     """Refuse settings that ask for more images than there are."""
-    rows = dataset.parts.train_rows
-    unlabeled = int((dataset.label[rows] == UNLABELED).sum())
+    task = dataset.task(config.mode)
+    unlabeled = len(task.unlabeled)
     if not unlabeled:
         raise DataError(
-            f"all {len(rows)} images to learn from have a label, so nothing is left to discover; "
-            "give images without a label, or take `nearkin classify`"
+            f"all {len(task.rows)} images to learn from have a label, so nothing is left to "
+            "discover; give images without a label, fewer --known classes, or take `nearkin "
+            "classify`"
         )
-    if config.classes != "auto" and config.classes > unlabeled:
+    least = FEWEST if config.classes == "auto" else config.classes
+    if unlabeled < least:
         raise DataError(
-            f"{config.classes} novel classes among {count(unlabeled, 'unlabeled image')}; give "
-            "fewer with --classes, or more images"
+            f"{count(unlabeled, 'unlabeled image')} to learn from, and --classes {config.classes} "
+            f"takes {least}; give another number of classes, or more images"
         )
-    if config.classes == "auto" and unlabeled < FEWEST:
-        raise DataError(
-            f"{count(unlabeled, 'unlabeled image')} to learn from, and counting classes takes "
-            f"{FEWEST}; say how many classes there are with --classes, or give more images"
-        )
-    without = np.setdiff1d(np.arange(len(dataset.classes)), dataset.label[rows])
+    without = np.setdiff1d(np.arange(task.num_known), task.label[task.rows])
     if len(without):
         names = named(dataset.classes[number] for number in without.tolist())
         raise DataError(
             f"all labeled images of {count(len(without), 'known class')} are held out ({names}) "
             "or cannot be read; label others of the same classes"
         )
-    half = max(1, batch_size(dataset, config) // 2)
-    method_options(MODE_METHODS[config.mode], config.options, max(2, unlabeled), half)
+    half = max(1, batch_size(task, config) // 2)
+    method_options(task.method, config.options, max(2, unlabeled), half)
 
 
-def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
-    """Return the batch size of the stages that learn from labels, or refuse the requested one.
-
-    Half of a batch is labeled and no image is in it twice.
-    """
-    label = dataset.label[dataset.parts.train_rows]
-    unlabeled = int((label == UNLABELED).sum())
-    most = unlabeled + min(unlabeled, len(label) - unlabeled)
+def batch_size(task: DiscoveryTask, config: DiscoverConfig) -> int:
+    """Return the batch size of the stages that learn from labels, or refuse the requested one."""
+    most = task.largest_batch
     batch = min(BATCH_SIZE, most) if config.batch_size == "auto" else config.batch_size
-    check_batch(batch, len(label), 1)
+    check_batch(batch, len(task.rows), 1)
     if batch > most:
         raise UsageError(
-            f"--batch-size {batch} is more than a step can have: {unlabeled} unlabeled images and "
-            f"at most as many labeled ones; give at most {most}"
+            f"--batch-size {batch} is more than a step can have: {len(task.unlabeled)} unlabeled "
+            f"images and at most as many labeled ones; give at most {most}"
         )
     return batch

@@ -33,24 +33,17 @@ SAME: Final = 1e-6  # Deviation, relative to their size, below which features ar
 LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of an encoder
 
 
+@dataclass(frozen=True, eq=False)
 class CachedViews:
     """Batches of cached features: each step draws some of each image's cached views, none twice.
 
     Features have the shape of images of one pixel, so that methods take them as they are.
     """
 
-    def __init__(
-        self,
-        views: Float[Tensor, "cached images dim"],
-        *,
-        sampler: BatchSampler,
-        num_views: int,
-        labels: Int64[np.ndarray, " images"],
-    ) -> None:
-        self.views = views
-        self.sampler = sampler
-        self.num_views = num_views
-        self.labels = torch.from_numpy(labels).to(views.device)
+    views: Float[Tensor, "cached images dim"]
+    sampler: BatchSampler
+    num_views: int
+    labels: Int64[Tensor, " images"]
 
     def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """Yield the batches of the steps from `start` to before `stop`."""
@@ -83,8 +76,8 @@ class FrozenEncoder:
         self, sampler: BatchSampler, kind: type[Method[Any]], label: np.ndarray
     ) -> BatchLoader:
         """Return batches of cached features."""
-        views = self.cached.views.to(self.device)
-        return CachedViews(views, sampler=sampler, num_views=len(kind.views), labels=label)
+        views, labels = self.cached.views.to(self.device), torch.from_numpy(label).to(self.device)
+        return CachedViews(views, sampler, len(kind.views), labels)
 
     def features(
         self, method: Method[Any], *, with_views: bool
@@ -116,9 +109,8 @@ class FinetunedEncoder:
 
     def backbone(self, layer: Backbone | None) -> Backbone:
         """Return a copy of the pretrained network, of which the named part learns, and a layer."""
-        network = trainable_copy(
-            self.pretrained.backbone, split_layers(self.config.train_layers)[0]
-        )
+        part, _ = split_layers(self.config.train_layers)
+        network = trainable_copy(self.pretrained.backbone, part)
         if layer is None:
             return network
         return Backbone(nn.Sequential(network, layer.body), layer.feature_dim)
@@ -194,15 +186,11 @@ def random_layer(encoder: DiscoveryEncoder, seed: int) -> Backbone:
 
 
 def principal_layer(encoder: DiscoveryEncoder, rows: Int64[np.ndarray, " n"]) -> Backbone:
-    """Return a layer that turns an encoder's features to their principal components.
+    """Return a layer that turns an encoder's features to the principal components of some images.
 
     It centers them, and scales all by one number, after which a component has a mean square of 1:
     what is near each other stays so. There are `LAYER_DIM` components, or fewer where features or
     images are.
-
-    Args:
-        encoder: The encoder.
-        rows: The images whose components they are.
     """
     x = encoder.cached.center[torch.from_numpy(rows[:: -(-len(rows) // SAMPLE)])].double()
     mean, size = x.mean(dim=0), x.square().mean().sqrt()

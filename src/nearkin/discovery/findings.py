@@ -3,44 +3,32 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
 
 from nearkin.classifier.classifier import Predictions
-from nearkin.discovery.task import Mode
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.encoders.encoder import Encoder
 from nearkin.methods import METHODS
 from nearkin.metrics.geometry import effective_rank
 from nearkin.metrics.neighbors import nearest
 from nearkin.types import UNLABELED
 
-Kind = Literal[
-    "labels seen",
-    "number capped",
-    "few",
-    "dead",
-    "tiny",
-    "merged",
-    "collapse",
-    "unlabeled-known",
-]
 Labels = Int[np.ndarray, " n"]
 Features = Float[np.ndarray, "n dim"]
 
 MANY: Final = 100  # Classes from which the images that are looked at may show too few
 FEW: Final = 20  # Unlabeled images per novel class below which there are too few to learn from
-MAX_IMAGES: Final = 10_000
-"""Images whose features are compared; of more, every second, third or so."""
+MAX_IMAGES: Final = 10_000  # Whose features are compared; of more, every second, third or so
 TINY: Final = 5  # Images of a novel class below which there are too few to judge it
-MERGED: Final = 3
-"""Even shares above which a novel class may be several in one; takes four classes or more."""
+MERGED: Final = 3  # Even shares above which a novel class may be several; of four or more classes
 COLLAPSED: Final = 0.9  # Share of the unlabeled images above which one class holds nearly all
 MIN_RANK: Final = 1.5  # Effective rank of features below which they differ in one direction only
-UNLABELED_KNOWN: Final = 0.1
-"""Share of the unlabeled images that may seem to be of known classes without a warning."""
+UNLABELED_KNOWN: Final = 0.1  # Share of unlabeled images that may seem to be of known classes
 NEIGHBORS: Final = 10  # Nearest images that tell where an image lies
 TORCHVISION: Final = ("torchvision:", "https://download.pytorch.org/models/")
 """How names and addresses of torchvision's weights begin. A name without a tag is of a file's."""
@@ -55,19 +43,21 @@ UNLABELED_METHOD: Final = re.compile(r"mae|mim|dino|jepa")
 class Finding:
     """A warning."""
 
-    kind: Kind
+    kind: str
     text: str
 
 
 def early_findings(
-    features: Features, label: Labels, known: Sequence[str], *, num_novel: int, mode: Mode
-) -> list[Finding]:
-    """Return the warnings that need no training on labels.
+    features: Float[Tensor, "images dim"], task: DiscoveryTask, known: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield the warnings that need no training on labels.
 
-    `features` are of all images that are learned from, by an encoder that has seen no label.
+    `features` are of all images, by an encoder that has seen no label.
     """
-    few = few_images(int((label == UNLABELED).sum()), num_novel)
-    return [*few, *(unlabeled_known(features, label, known) if mode == "ncd" else ())]
+    yield from few_images(len(task.unlabeled), task.num_novel)
+    if task.disjoint:
+        x = features[torch.from_numpy(task.rows)].numpy()
+        yield from unlabeled_known(x, task.label[task.rows], known)
 
 
 def labels_seen(encoder: Encoder) -> Iterator[Finding]:
@@ -110,10 +100,6 @@ def learned_labels(weights: str) -> bool:
 
     >>> [learned_labels(f"timm:vit_base_patch16_224.{tag}") for tag in ("augreg_in21k", "mae")]
     [True, False]
-    >>> learned_labels("timm:eva02_base_patch14_224.mim_in22k")
-    False
-    >>> learned_labels("timm:beit_base_patch16_224.in22k_ft_in22k")
-    True
     """
     name, _, tag = weights.partition("?")[0].rpartition(".")
     if weights.startswith(TORCHVISION):
@@ -131,15 +117,25 @@ def number_capped(high: int, most: int) -> Iterator[Finding]:
         )
 
 
-def late_findings(predictions: Predictions, *, mode: Mode) -> list[Finding]:
-    """Return the warnings of a finished discovery, beside the early ones."""
+def late_findings(predictions: Predictions, *, disjoint: bool) -> Iterator[Finding]:
+    """Yield the warnings of a finished discovery, beside the early ones.
+
+    With `disjoint` classes, no unlabeled image is of a known one.
+    """
     names, num_known = predictions.classes, predictions.num_known
     unlabeled = predictions.label == UNLABELED
     sizes = np.bincount(predictions.cluster[unlabeled], minlength=len(names))
-    return [
-        *_sizes(sizes, names, num_known, mode),
-        *_one_direction(predictions.features[unlabeled]),
-    ]
+    total, largest = int(sizes.sum()), int(sizes.argmax())
+    possible = len(names) - (num_known if disjoint else 0)
+    if possible > 1 and sizes[largest] > COLLAPSED * total:
+        yield Finding(
+            "collapse",
+            f"{sizes[largest]} of {total} unlabeled images are in one class, {names[largest]}, "
+            "so they were not separated; try another --seed, or train the encoder longer",
+        )
+    else:
+        yield from _novel_sizes(names[num_known:], sizes[num_known:])
+    yield from _one_direction(predictions.features[unlabeled])
 
 
 def few_images(num_unlabeled: int, num_novel: int) -> Iterator[Finding]:
@@ -151,20 +147,6 @@ def few_images(num_unlabeled: int, num_novel: int) -> Iterator[Finding]:
             f"class, and under {FEW} are too few to learn from; add images, or try fewer "
             "--classes",
         )
-
-
-def _sizes(sizes: Labels, names: Sequence[str], num_known: int, mode: Mode) -> Iterator[Finding]:
-    """Warn if one class has nearly all images, or else of novel classes with few or many."""
-    total, largest = int(sizes.sum()), int(sizes.argmax())
-    possible = len(names) - (num_known if mode == "ncd" else 0)
-    if possible > 1 and sizes[largest] > COLLAPSED * total:
-        yield Finding(
-            "collapse",
-            f"{sizes[largest]} of {total} unlabeled images are in one class, {names[largest]}, "
-            "so they were not separated; try another --seed, or train the encoder longer",
-        )
-    else:
-        yield from _novel_sizes(names[num_known:], sizes[num_known:])
 
 
 def _novel_sizes(names: Sequence[str], sizes: Labels) -> Iterator[Finding]:

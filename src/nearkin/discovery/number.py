@@ -12,14 +12,16 @@ import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
 
-from nearkin.classifier.features import CachedFeatures
-from nearkin.config import DiscoverConfig
-from nearkin.discovery.data import FEWEST, DiscoveryData
-from nearkin.errors import DataError
+from nearkin.discovery.data import FEWEST
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.files import replace_text, usable
 from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.types import UNLABELED
+
+Features = Float[np.ndarray, "n dim"]
+Labels = Int[np.ndarray, " n"]
 
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at first
 PER_CLASS: Final = 8  # More are, where there are fewer of each class; but at most
@@ -55,11 +57,7 @@ class NumberOfClasses:
 
 
 def number_of_novel_classes(
-    features: Float[np.ndarray, "n dim"],
-    label: Int[np.ndarray, " n"],
-    *,
-    disjoint: bool,
-    seed: int,
+    features: Features, label: Labels, *, disjoint: bool, seed: int
 ) -> NumberOfClasses:
     """Estimate the number of novel classes, by a tree of images and by silhouettes near it.
 
@@ -68,30 +66,18 @@ def number_of_novel_classes(
       cuts that of the unlabeled ones. Counted is the effective number of clusters, 1 / sum of
       squared shares, which single odd images do not change; it becomes a number by what known
       classes have of both, so novel classes are taken to be as unequal in size as these are.
-      In mode gcd, images of known classes are left out before, as far as they can be told: those
-      nearer to a known class than the distance at which as many images of known classes are
-      farther as images of left-out ones are nearer.
     - `silhouette` (Rousseeuw 1987): the k-means with the best mean silhouette of unlabeled images;
       of these images alone if classes are disjoint, else beside known classes, which are fixed.
 
     The tree is off by some, but never says one where there are many; silhouettes have a sharp peak
     where classes are apart, and none where they touch. So the estimate has the best silhouette
     after a penalty that grows with the square of the distance to the tree's number, on the scale
-    of logarithms. The interval is wider where both rules disagree.
+    of logarithms. With fewer than two known classes of two labeled images, there is no tree.
 
-    With fewer than two known classes of two labeled images, it is `silhouette` alone. 1,200
-    unlabeled images are looked at; more, up to 4,096, if there are fewer than 8 of them for each
-    class that is found. They can show one class for four: `NumberOfClasses.most`.
-
-    Args:
-        features: One row per image; only directions count.
-        label: The known class of each image, or `UNLABELED`.
-        disjoint: Whether no unlabeled image is of a known class.
-        seed: Random seed.
+    Of `features`, only directions count. With `disjoint` classes, no unlabeled image is of a known
+    one. There are at least `FEWEST` unlabeled images.
     """
     unlabeled = int((label == UNLABELED).sum())
-    if unlabeled < FEWEST:
-        raise DataError(f"{unlabeled} unlabeled images; counting classes takes at least {FEWEST}")
     classes = np.unique(label[label != UNLABELED], return_counts=True)[1]
     rows = max(ROWS, PER_CLASS * len(classes))
     while True:
@@ -102,22 +88,15 @@ def number_of_novel_classes(
         rows *= 2
 
 
-def _draw(
-    features: Float[np.ndarray, "n dim"],
-    label: Int[np.ndarray, " n"],
-    count: int,
-    disjoint: bool,
-    seed: int,
-) -> "_Task":
+def _draw(features: Features, label: Labels, count: int, disjoint: bool, seed: int) -> "_Task":
     """Draw unlabeled and labeled rows."""
     from sklearn.preprocessing import normalize
 
-    generator = np.random.default_rng(seed)
+    generator, known = np.random.default_rng(seed), np.flatnonzero(label != UNLABELED)
     labeled = _balanced(label, count, generator)
     if len(np.unique(label[labeled])) < 2:
-        labeled = np.flatnonzero(label != UNLABELED)[:count]
+        labeled = known[:count]
     novel = generator.permutation(np.flatnonzero(label == UNLABELED))[:count]
-    known = np.flatnonzero(label != UNLABELED)
     others = known[~np.isin(label[known], label[labeled])]
     others = others[np.unique(label[others], return_index=True)[1]]
     rows = np.concatenate([novel, labeled, others])
@@ -175,7 +154,11 @@ class _Task:
 
     @cached_property
     def searched(self) -> Float[np.ndarray, "n dim"]:
-        """The unlabeled images that seem to be of no known class."""
+        """The unlabeled images that seem to be of no known class.
+
+        Those farther from all than the distance at which as many images of known classes are
+        farther as images of left-out ones are nearer.
+        """
         if self.disjoint:
             return self.x
         size = self.size
@@ -244,25 +227,15 @@ def _linkage(task: _Task) -> float:
 
 def _estimate(task: _Task, classes: Int[np.ndarray, " known"]) -> NumberOfClasses:
     """Apply both rules; `classes` has the labeled images of each known class."""
-    if len(task.size) < 2 or task.size.min() < 2:
-        tried = _search(task.silhouette, lambda tried: _best(tried, 0.0, 0.0), task.most)
-        alone = _best(tried, 0.0, 0.0)
-        return _number(task, tried, {"silhouette": float(alone)}, alone, UNCORRECTED)
-    tree = _linkage(task) + log(_inequality(classes))
-    tried = _search(task.silhouette, lambda tried: _best(tried, tree, PENALTY), task.most)
-    chosen, peak = _best(tried, tree, PENALTY), _best(tried, tree, 0.0)
-    reach = hypot(ERROR, DOUBT * (tree - log(peak)))
-    return _number(task, tried, {"linkage": exp(tree), "silhouette": float(peak)}, chosen, reach)
-
-
-def _number(
-    task: _Task,
-    tried: Mapping[int, float],
-    estimates: Mapping[str, float],
-    chosen: int,
-    reach: float,
-) -> NumberOfClasses:
-    """Bring everything into numbers of classes that there may be."""
+    has_tree = len(task.size) > 1 and task.size.min() > 1
+    tree = _linkage(task) + log(_inequality(classes)) if has_tree else 0.0
+    penalty = PENALTY if has_tree else 0.0
+    tried = _search(task.silhouette, lambda tried: _best(tried, tree, penalty), task.most)
+    chosen, peak = _best(tried, tree, penalty), _best(tried, tree, 0.0)
+    reach, estimates = UNCORRECTED, {"silhouette": float(peak)}
+    if has_tree:
+        reach = hypot(ERROR, DOUBT * (tree - log(peak)))
+        estimates = {"linkage": exp(tree)} | estimates
 
     def possible(number: float, rounding: Callable[[float], int] = round) -> int:
         return min(max(1, rounding(number)), len(task.x))
@@ -298,21 +271,16 @@ def _search(
 
 
 def estimate_number(
-    path: Path, cached: CachedFeatures, dataset: DiscoveryData, config: DiscoverConfig
+    path: Path, features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int
 ) -> NumberOfClasses:
     """Return the estimate in a file, or a new one: of images that are learned from alone."""
-    rows = dataset.parts.train_rows
     if not path.exists():
-        estimate = number_of_novel_classes(
-            cached.center[torch.from_numpy(rows)].numpy(),
-            dataset.label[rows],
-            disjoint=config.mode == "ncd",
-            seed=config.seed,
-        )
+        x, label = features[torch.from_numpy(task.rows)].numpy(), task.label[task.rows]
+        estimate = number_of_novel_classes(x, label, disjoint=task.disjoint, seed=seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(asdict(estimate)) + "\n")
     with usable(path, "remove it, it will be made again"):
         estimate = msgspec.json.decode(path.read_bytes(), type=NumberOfClasses)
-        if not 1 <= estimate.chosen <= len(rows):
-            raise ValueError(f"{estimate.chosen} classes of {len(rows)} images")
+        if not 1 <= estimate.chosen <= len(task.rows):
+            raise ValueError(f"{estimate.chosen} classes of {len(task.rows)} images")
     return estimate

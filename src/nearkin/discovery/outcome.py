@@ -15,14 +15,19 @@ from nearkin.classifier.classifier import Classifier, all_class_names, frozen_co
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.alternatives import Alternative, describe
 from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
-from nearkin.discovery.clusters import Cluster, describe_clusters
+from nearkin.discovery.clusters import (
+    Alternative,
+    Cluster,
+    describe_alternative,
+    describe_clusters,
+    label_first,
+)
 from nearkin.discovery.data import DiscoveryData
 from nearkin.discovery.features import NUM_VIEWS, FinetunedEncoder
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline
-from nearkin.discovery.scores import Protocol, joint_match, novel_match, score, score_quality
+from nearkin.discovery.scores import Protocol, mode_match, score, score_quality
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.discovery.trials import Trial
 from nearkin.encoders.encoder import write_encoder
@@ -42,6 +47,11 @@ SCORED: Final[Mapping[Mode, Sequence[tuple[Protocol, str]]]] = {
     "ncd": (("task-aware", "train"), ("task-aware", "held out"), ("task-agnostic", "held out")),
 }
 """By which protocol a mode is scored on which images."""
+FAR: Final = (
+    "farther from the labeled images than 95 % of those of held-out classes, or from all images "
+    "learned from than 99 % of these from one another"
+)
+"""What flags an image as an outlier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +97,12 @@ class Outcome:
         """What was found with each number of novel classes; nothing if there was one only."""
         if len(self.by_number) < 2:
             return []
-        rows, mode = self.assignments.rows, self.config.mode
-        features = self.state.frozen.cached.center[torch.from_numpy(rows)].numpy()
+        rows = self.assignments.rows
+        features = self.state.stages.encoder.cached.center[torch.from_numpy(rows)].numpy()
         return [
-            describe(
+            describe_alternative(
                 features,
-                [seed.of(mode)[rows] for seed in seeds],
+                [seed.of(self.task)[rows] for seed in seeds],
                 num_known=self.task.num_known,
                 num_novel=number,
                 known=next(iter(self._known_scores(seeds[0])), None),
@@ -107,13 +117,19 @@ class Outcome:
         if not len(rows):
             return None
         flagged = outliers(self.assignments.predictions)[rows]
-        protocol = {
-            "method": "farther from the labeled images than 95 % of those of held-out classes, or "
-            "from all images learned from than 99 % of these from one another",
-            "of": "held-out images",
-        }
+        protocol = {"method": FAR, "of": "held-out images"}
         groups = self.dataset.images.groups[rows]
         return share("flagged as outliers, held out", flagged, protocol, groups=groups)
+
+    @cached_property
+    def to_label(self) -> Int[np.ndarray, " rows"]:
+        """The rows of the assignments whose labels would teach most, most first."""
+        return label_first(self.assignments, self.task.rows)
+
+    @property
+    def _scored(self) -> dict[str, Int[np.ndarray, " scored"]]:
+        """The images that are scored by a truth, by what their scores are called."""
+        return {"train": self.task.unlabeled, "held out": self.dataset.parts.test_rows}
 
     def _known_scores(self, clustering: Clustering) -> list[Metric]:
         rows = self.dataset.parts.test_rows
@@ -121,45 +137,40 @@ class Outcome:
         if not len(rows):
             return []
         correct = clustering.joint[rows] == self.dataset.label[rows]
-        protocol = {
-            "method": "known classes: all classes possible",
-            "of": "held-out labeled images",
-        }
+        how = "known classes: all classes possible"
+        protocol = {"method": how, "of": "held-out labeled images"}
         groups = self.dataset.images.groups[rows]
         return [share("known classes, held out", correct, protocol, groups=groups)]
 
     def _truth_scores(self, clustering: Clustering) -> list[Metric]:
-        truth, test = self.dataset.truth, self.dataset.parts.test_rows
+        truth = self.dataset.truth
         if truth is None:
             return []
-        rows = {"train": self.task.unlabeled, "held out": test}
-        return [
-            replace(each, name=f"{each.name}, {where}")
-            for protocol, where in SCORED[self.config.mode]
-            for each in score(
+        scores = list[Metric]()
+        for protocol, where in SCORED[self.config.mode]:
+            rows = self._scored[where]
+            found = clustering.novel if protocol == "task-aware" else clustering.joint
+            of_protocol = score(
                 protocol,
-                truth[rows[where]],
-                (clustering.novel if protocol == "task-aware" else clustering.joint)[rows[where]],
+                truth[rows],
+                found[rows],
                 num_known=self.task.num_known,
                 images=IMAGES[where],
-                groups=self.dataset.images.groups[rows[where]],
+                groups=self.dataset.images.groups[rows],
                 seed=self.config.seed,
             )
-        ]
+            scores += [replace(each, name=f"{each.name}, {where}") for each in of_protocol]
+        return scores
 
     @cached_property
     def score_quality(self) -> list[Metric]:
         """How well the scores of images of novel classes tell which are right, by their truth."""
-        truth, rows, mode = self.dataset.truth, self.assignments.rows, self.config.mode
+        truth, rows = self.dataset.truth, self.assignments.rows
         if truth is None:
             return []
-        clusters, qualities = self.clusterings[OURS].of(mode), list[Metric]()
-        match = joint_match if mode == "gcd" else novel_match
-        for where, part in (
-            ("train", self.task.unlabeled),
-            ("held out", self.dataset.parts.test_rows),
-        ):
-            matched = match(truth[part], clusters[part], self.task.num_known)
+        clusters, qualities = self.clusterings[OURS].of(self.task), list[Metric]()
+        for where, part in self._scored.items():
+            matched = mode_match(truth[part], clusters[part], self.task)
             own = np.isin(rows, part) & (truth[rows] >= self.task.num_known)
             qualities += [
                 replace(each, name=f"{each.name}, {where}")
@@ -182,41 +193,35 @@ def build_outcome(
 ) -> Outcome:
     """Classify all images by the first seed, write its encoder and classifier, and compare it.
 
-    Args:
-        pipeline: The run.
-        state: What its stages started from.
-        methods: What they trained, one per seed for each number of novel classes.
-        trials: Those by which the scores of the result are calibrated.
+    `methods` were trained by the stages, one per seed for each number of novel classes. `trials`
+    calibrate the scores of the result.
     """
-    config, folder, dataset, task = state.config, pipeline.folder, state.dataset, state.task
+    folder, dataset, task, stages = pipeline.folder, state.dataset, state.task, state.stages
     network, own = state.pretrained, methods[task.num_novel][0]
-    if isinstance(state.encoder, FinetunedEncoder):
-        network = state.encoder.trained(own)
+    if isinstance(stages.encoder, FinetunedEncoder):
+        network = stages.encoder.trained(own)
     write_encoder(folder.encoder, network.backbone, network.details, network.preprocessing)
     calibration = calibrate(trials, dataset.images.groups)
     classifier, assignments = _classified(state, own, network.digest, calibration)
     classifier.write(folder.classifier)
     by_number = {
         number: [
-            head_clustering(state.encoder, method, replace(task, num_novel=number))
+            head_clustering(stages.encoder, method, replace(task, num_novel=number))
             for method in seeds
         ]
         for number, seeds in methods.items()
     }
     result, *other_seeds = by_number[task.num_novel]
-    others = [clustering.of(config.mode)[assignments.rows] for clustering in other_seeds]
-    baselines = {BASELINE[config.mode]: state.frozen.cached.center}
+    others = [clustering.of(task)[assignments.rows] for clustering in other_seeds]
+    clusterings, name = {OURS: result}, BASELINE[task.mode]
+    clusterings[name] = kmeans_clustering(stages.encoder.cached.center, task, stages.base.seed)
     if len(dataset.images) <= PIXEL_BANK:
-        pixels = pixel_features([dataset.images], int(state.base.workers))[0]
-        baselines[f"{BASELINE[config.mode]}, pixels"] = pixels
-    disjoint = config.mode == "ncd"
-    clusterings = {OURS: result} | {
-        name: kmeans_clustering(features, task, state.base.seed, disjoint=disjoint)
-        for name, features in baselines.items()
-    }
+        pixels = pixel_features([dataset.images], int(stages.base.workers))[0]
+        clusterings[f"{name}, pixels"] = kmeans_clustering(pixels, task, stages.base.seed)
+    late = late_findings(assignments.predictions, disjoint=task.disjoint)
     return Outcome(
         folder=folder,
-        config=config,
+        config=state.config,
         data=data_name(pipeline.data),
         state=state,
         classifier=classifier,
@@ -224,7 +229,7 @@ def build_outcome(
         clusters=describe_clusters(assignments, classifier.top_reference, others),
         clusterings=clusterings,
         by_number=by_number,
-        findings=[*state.findings, *late_findings(assignments.predictions, mode=config.mode)],
+        findings=[*state.findings, *late],
         digest=classifier.below_heads(network).digest,
     )
 
@@ -234,14 +239,14 @@ def _classified(
 ) -> tuple[Classifier, Assignments]:
     """Return the classifier of a trained method, and all images in its classes."""
     dataset, task = state.dataset, state.task
-    cached, layer = state.encoder.features(method, with_views=True)
+    cached, layer = state.stages.encoder.features(method, with_views=True)
     classifier = Classifier(
         layer=frozen_copy(layer),
         heads=frozen_copy(heads_of(method)),
         classes=all_class_names(dataset.classes, task.num_novel, dataset.names),
         num_known=task.num_known,
         calibration=calibration,
-        drawn=ViewSettings(state.base.augment, NUM_VIEWS, state.base.seed),
+        drawn=ViewSettings(state.stages.base.augment, NUM_VIEWS, state.stages.base.seed),
         digest=digest,
     )
     names = tuple(dataset.images.names)

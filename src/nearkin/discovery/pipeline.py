@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from nearkin.discovery.features import (
 )
 from nearkin.discovery.findings import Finding, early_findings, labels_seen, number_capped
 from nearkin.discovery.number import NumberOfClasses, estimate_number
-from nearkin.discovery.stages import Stage, StageInit, class_stage, head_init, stage_init
+from nearkin.discovery.stages import OPTIONS, Stage, StageInit, Stages
 from nearkin.discovery.start import kept_encoder
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
@@ -26,9 +27,9 @@ from nearkin.discovery.trials import (
     Candidate,
     Trial,
     Trials,
+    accuracies,
     best,
     candidates,
-    mean_accuracy,
     shorter,
 )
 from nearkin.encoders.encoder import Encoder, load
@@ -45,15 +46,12 @@ from nearkin.run.reporter import Logger
 from nearkin.schema import Value
 from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
-from nearkin.types import UNLABELED
 
-SEEDS: Final = 3
-"""Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
-SHARED: Final = (
-    "augment", "val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad",
-    "max_time",
-)  # fmt: skip
-"""Settings that the first stage takes over."""
+SEEDS: Final = 3  # Trainings of the last stage on top of a frozen encoder
+BASE: Final = ("augment", "seed", "workers", "cache")
+"""Settings of a discovery that all its stages take over."""
+FIRST: Final = (*BASE, "val", "device", "devices", "scan", "max_bad", "max_time")
+"""Those that the training of an encoder takes over."""
 
 
 def check_trained_layers(
@@ -69,12 +67,8 @@ def check_trained_layers(
 
 def _first_settings(config: DiscoverConfig) -> TrainConfig:
     """Return the settings of the training of an encoder."""
-    return TrainConfig(method=config.method, labels="none", **_shared(config, *SHARED))
-
-
-def _shared(config: DiscoverConfig, *names: str) -> dict[str, Any]:
-    """Return settings that a discovery and a training both have."""
-    return {name: getattr(config, name) for name in names}
+    shared: dict[str, Any] = {name: getattr(config, name) for name in FIRST}
+    return TrainConfig(method=config.method, labels="none", **shared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,34 +78,34 @@ class DiscoveryState:
     config: DiscoverConfig
     dataset: DiscoveryData
     pretrained: Encoder
-    base: TrainConfig  # Settings that all later trainings share
-    frozen: FrozenEncoder  # Features that have seen no label
-    encoder: DiscoveryEncoder  # What the later stages train on
+    stages: Stages  # The later ones
     estimate: NumberOfClasses | None  # None where the number of novel classes was given
-    task: DiscoveryTask
     findings: list[Finding]
     trials: list[Trial]
     chosen: Candidate  # The objective of the last stage
 
     @property
-    def num_seeds(self) -> int:
-        """How often the last stage is trained."""
-        return SEEDS if self.config.train_layers == "top" else 1
+    def task(self) -> DiscoveryTask:
+        """What the later stages are told."""
+        return self.stages.task
 
     @property
-    def numbers(self) -> list[int]:
-        """The numbers of novel classes to train with, that of the result first.
+    def seeds(self) -> dict[int, int]:
+        """How often the last stage is trained with each number of novel classes.
 
-        On frozen features, where a training takes seconds, also the ends of the interval.
+        On frozen features, where a training takes seconds, also with the ends of the interval: two
+        seeds tell whether they agree. The result's number comes first.
         """
+        chosen = self.task.num_novel
+        if self.config.train_layers != "top":
+            return {chosen: 1}
         ends = (self.estimate.low, self.estimate.high) if self.estimate else ()
-        others = ends if self.config.train_layers == "top" else ()
-        return list(dict.fromkeys((self.task.num_novel, *others)))
+        return {chosen: SEEDS} | {number: 2 for number in ends if number != chosen}
 
     def options(self, num_novel: int) -> dict[str, Value]:
         """Return the options of the method of the last stage."""
-        own = self.chosen.options(num_novel)
-        return own | dict(self.config.options)
+        own = self.chosen.options(num_novel) | dict(self.config.options)
+        return {**OPTIONS[self.chosen.method], **own}
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,44 +126,35 @@ class Pipeline:
         config = replace(self.config, cache=base.cache)
         # Whatever the later stages train, the number of classes is estimated and the setting is
         # chosen on frozen features: a trial takes seconds there, and needs no second encoder.
-        frozen = FrozenEncoder(cached, self.device)
-        estimate = self._estimate(cached, dataset)
-        task = self._task(dataset, estimate)
-        for step, columns in (
-            ("k-means", COPIES * WIDEST),
-            ("probabilities", 2 * (task.num_known + task.num_novel)),
-        ):
+        encoder: DiscoveryEncoder = FrozenEncoder(cached, self.device)
+        task = dataset.task(config.mode)
+        estimate = self._estimate(cached, task)
+        task = replace(task, num_novel=estimate.chosen if estimate else int(config.classes))
+        columns_of = {"k-means": COPIES * WIDEST, "probabilities": 2 * task.num_classes}
+        for step, columns in columns_of.items():
             size = 8 * columns * len(task.label)
             state_memory(f"           {step} of all images", size, self.log)
         # Warnings of what is clear already come before time is spent on training.
         findings = [
             *labels_seen(pretrained),
             *(number_capped(estimate.high, estimate.most) if estimate else ()),
-            *early_findings(
-                cached.center[torch.from_numpy(task.rows)].numpy(),
-                task.label[task.rows],
-                dataset.classes,
-                num_novel=task.num_novel,
-                mode=config.mode,
-            ),
+            *early_findings(cached.center, task, dataset.classes),
         ]
         for finding in findings:
             self.log.info(f"warning: {finding.text}")
-        trials, chosen = self._chosen(frozen, task, base)
-        encoder: DiscoveryEncoder = frozen
+        stages = Stages(encoder, task, base)
+        trials, chosen = self._chosen(stages)
         if config.train_layers != "top":
             base = replace(base, precision=precision_of(self.device))
             where = self.device, self.folder.kept_features
             encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, *where)
+            stages = Stages(encoder, task, base)
         return DiscoveryState(
             config=config,
             dataset=dataset,
             pretrained=pretrained,
-            base=base,
-            frozen=frozen,
-            encoder=encoder,
+            stages=stages,
             estimate=estimate,
-            task=task,
             findings=findings,
             trials=trials,
             chosen=chosen,
@@ -185,7 +170,6 @@ class Pipeline:
             encoder = load(
                 config.encoder, allow_partial=config.allow_partial, trust_remote_code=trust
             )
-            check_layers(config.train_layers, encoder.backbone)
             for line in encoder.lines():
                 self.log.info(f"           {line}")
             write_start(self.folder, encoder)
@@ -200,13 +184,7 @@ class Pipeline:
         self.log.info(f"stage 1/3  features: {config.method}, without labels")
         settings, parts = _first_settings(config), dataset.pretraining_parts()
         with open_run(
-            stage,
-            settings,
-            self.data,
-            resume=True,
-            overwrite=False,
-            reporter=self.log,
-            stage=True,
+            stage, settings, self.data, resume=True, overwrite=False, reporter=self.log, stage=True
         ) as run:
             settings = resolve(run.config, parts.train, self.device)
             with resource_errors(resumes=True):
@@ -220,24 +198,21 @@ class Pipeline:
     def _base(self, pretrained: Encoder, dataset: DiscoveryData) -> TrainConfig:
         """Resolve the settings that all later stages share, on top of a frozen encoder."""
         config = self.config
+        shared: dict[str, Any] = {name: getattr(config, name) for name in BASE}
         requested = TrainConfig(
             method="ncl",
             backbone=str(pretrained.details["backbone"]),
             image_size=pretrained.image_size,
             epochs=1,  # each stage has a length of its own
-            **_shared(config, "augment", "seed", "workers", "cache"),
+            **shared,
             # On cached features a step is so short that a lower precision gains no time.
             precision="fp32",
         )
         resolved = resolve(requested, dataset.parts.train, self.device)
         # A resumed run may find more or less room for a cache, and cached photos are other pixels.
         self.folder.write_settings(replace(config, cache=resolved.cache), data_name(self.data))
-        return replace(
-            resolved,
-            batch_size=batch_size(dataset, config),
-            options={},
-            epochs=config.epochs,
-        )
+        batch = batch_size(dataset.task(config.mode), config)
+        return replace(resolved, batch_size=batch, options={}, epochs=config.epochs)
 
     def _cached(
         self, pretrained: Encoder, dataset: DiscoveryData, base: TrainConfig
@@ -258,11 +233,11 @@ class Pipeline:
             check_sizes(dataset, self.config)
         return cached, dataset
 
-    def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
+    def _estimate(self, cached: CachedFeatures, task: DiscoveryTask) -> NumberOfClasses | None:
         if self.config.classes != "auto":
             return None
         self.log.info("           estimating the number of novel classes")
-        estimate = estimate_number(self.folder.number, cached, dataset, self.config)
+        estimate = estimate_number(self.folder.number, cached.center, task, self.config.seed)
         encoder = kept_encoder(self.config, self.folder)
         self.log.info(
             f"           {estimate.chosen} novel classes, between {estimate.low} and "
@@ -271,36 +246,24 @@ class Pipeline:
         )
         return estimate
 
-    def _task(self, dataset: DiscoveryData, estimate: NumberOfClasses | None) -> DiscoveryTask:
-        number = estimate.chosen if estimate else int(self.config.classes)
-        label = dataset.label.copy()
-        # Known classes are scored on held-out images, so their labels may train nothing.
-        label[dataset.parts.test_rows] = UNLABELED
-        return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
-
-    def _chosen(
-        self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
-    ) -> tuple[list[Trial], Candidate]:
+    def _chosen(self, stages: Stages) -> tuple[list[Trial], Candidate]:
         """Search for held-out known classes with every candidate, and choose the best.
 
         A single one is tried too: trials also calibrate the classifier.
         """
-        config, tried = self.config, candidates(self.config)
-        folder = self.folder.stage("trials").path
-        trials, total = list[Trial](), FOLDS * len(tried)
-        every = Trials(frozen, task, base, config.mode, folder, config.options, train=shorter)
+        tried, trials = candidates(self.config), list[Trial]()
+        folder, total = self.folder.stage("trials").path, FOLDS * len(tried)
+        every = Trials(stages, folder, self.config.options, train=shorter)
         for trial in every.run(tried):
             trials.append(trial)
             self.log.progress(len(trials), total, "trials on held-out known classes")
-        for candidate in tried if trials else ():
-            self.log.info(
-                f"           {candidate}: {mean_accuracy(trials, candidate):.1%} "
-                "accuracy on held-out known classes"
-            )
-        chosen = best(trials) if trials else tried[0]
-        if not trials:
-            self.log.info(f"           too few labels to hold known classes out: {chosen}")
-        return trials, chosen
+        for candidate, by_fold in accuracies(trials).items():
+            share = f"{fmean(by_fold):.1%}"
+            self.log.info(f"           {candidate}: {share} accuracy on held-out known classes")
+        if trials:
+            return trials, best(trials)
+        self.log.info(f"           too few labels to hold known classes out: {tried[0]}")
+        return [], tried[0]
 
     def train(self, state: DiscoveryState) -> dict[int, list[Method[Any]]]:
         """Train stages 2 and 3; return a method per seed for each number of novel classes.
@@ -312,29 +275,23 @@ class Pipeline:
             self.log.info(f"stage 2/3  {state.task.num_known} known classes")
             stage.run(self.folder.stage("known"), self.log)
 
-        base, method = state.base, state.chosen.method
-        init = stage_init(state.encoder, state.task, base, method, train_known)
-        return {number: self._classes(state, init, number) for number in state.numbers}
+        init = state.stages.start(train_known)
+        return {number: self._classes(state, init, number) for number in state.seeds}
 
     def _classes(self, state: DiscoveryState, init: StageInit, number: int) -> list[Method[Any]]:
-        """Train stage 3 with a number of novel classes; two seeds tell whether they agree."""
-        base, method = state.base, state.chosen.method
-        task, is_result = replace(state.task, num_novel=number), number == state.task.num_novel
-        count = state.num_seeds if is_result else min(2, state.num_seeds)
-        if not is_result:
-            init = init._replace(
-                heads=head_init(
-                    init.heads.features, task, base.seed, disjoint=state.config.mode == "ncd"
-                )
-            )
+        """Train stage 3 with a number of novel classes."""
+        count, name, base = state.seeds[number], state.task.method, state.stages.base
+        stages = replace(state.stages, task=replace(state.task, num_novel=number))
+        if number != state.task.num_novel:
+            name = f"{name}-{number}-classes"
+            init = init._replace(cluster=stages.clusters(init.features))
         self.log.info(f"stage 3/3  {number} novel classes by {state.chosen}, {count} seeds")
         methods = list[Method[Any]]()
         for seed in range(count):
-            name = f"{method}-{seed}" if is_result else f"{method}-{number}-classes-{seed}"
-            self.log.info(f"           {name}")
+            self.log.info(f"           {name}-{seed}")
             own = replace(base, seed=(base.seed + seed) % 2**32)
-            stage = class_stage(state.encoder, task, own, init, method, state.options(number))
-            stage.run(self.folder.stage(name), self.log)
+            stage = replace(stages, base=own).classes(init, state.options(number))
+            stage.run(self.folder.stage(f"{name}-{seed}"), self.log)
             methods.append(stage.method)
         return methods
 
@@ -347,15 +304,9 @@ class Pipeline:
         if config.train_layers == "top" or not state.trials:
             return [trial for trial in state.trials if trial.candidate == state.chosen]
         self.log.info("           calibration: the network, with some known classes held out")
-        trials = Trials(
-            state.encoder,
-            state.task,
-            state.base,
-            config.mode,
-            folder,
-            config.options,
-            train=lambda stage, name: stage.run(
-                self.folder.stage(f"calibration-{name}"), self.log
-            ),
-        )
+
+        def train(stage: Stage, name: str) -> None:
+            stage.run(self.folder.stage(f"calibration-{name}"), self.log)
+
+        trials = Trials(state.stages, folder, config.options, train=train)
         return list(trials.run([state.chosen], num_folds=1))

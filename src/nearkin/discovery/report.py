@@ -1,15 +1,12 @@
 """The files of a finished discovery: tables, page and summary."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Int
 from msgspec import structs
 
 from nearkin.classifier.report import (
@@ -20,28 +17,26 @@ from nearkin.classifier.report import (
     tiles,
     write_results,
 )
-from nearkin.config import DiscoverConfig
 from nearkin.data.notes import plain
-from nearkin.discovery.alternatives import table
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
     LABEL_COLUMNS,
     QUESTION_COLUMNS,
+    Alternative,
     Cluster,
     cluster_table,
-    label_first,
     label_table,
     question_table,
 )
-from nearkin.discovery.outcome import OURS, Outcome
-from nearkin.discovery.scores import confusion, joint_match, novel_match
+from nearkin.discovery.outcome import FAR, OURS, Outcome
+from nearkin.discovery.scores import confusion, mode_match
 from nearkin.discovery.start import kept_encoder
-from nearkin.discovery.trials import candidates, mean_accuracy
+from nearkin.discovery.trials import accuracies, candidates
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.evaluate import metric_rows
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
-from nearkin.report.encoder_report import command, run_sections, typed
+from nearkin.report.encoder_report import command, run_sections, training_curves, typed
 from nearkin.report.page.blocks import (
     Cards,
     Chart,
@@ -57,7 +52,7 @@ from nearkin.run.copies import file_names
 from nearkin.run.data import computed_with, versions
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import class_sheet
-from nearkin.tables import read_numbers, write_csv
+from nearkin.tables import write_csv
 from nearkin.text import aligned
 from nearkin.types import UNLABELED
 
@@ -76,8 +71,8 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     folder, assignments = outcome.folder, outcome.assignments
     classes = cluster_table(outcome.clusters, assignments)
     write_csv(folder.clusters, CLUSTER_COLUMNS, classes, to_edit=True)
-    to_label = label_first(assignments, outcome.task.rows)[:TO_LABEL]
-    write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, to_label), to_edit=True)
+    to_label = label_table(assignments, outcome.to_label[:TO_LABEL])
+    write_csv(folder.to_label, LABEL_COLUMNS, to_label, to_edit=True)
     questions = question_table(outcome.clusters, assignments)
     write_csv(folder.questions, QUESTION_COLUMNS, questions, to_edit=True)
     _write_sheets(outcome)
@@ -118,8 +113,7 @@ def _write_sheets(outcome: Outcome) -> None:
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return all numbers as plain values."""
     state, config, calibration = outcome.state, outcome.config, outcome.classifier.calibration
-    held_out = outcome.outliers
-    tried = dict.fromkeys(trial.candidate for trial in state.trials)
+    held_out, tried = outcome.outliers, accuracies(state.trials)
     return {
         "command": "discover",
         "mode": config.mode,
@@ -129,15 +123,13 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "labeled": int((outcome.dataset.label != UNLABELED).sum()),
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
-        "number": None if state.estimate is None else asdict(state.estimate),
+        "number": state.estimate and asdict(state.estimate),
         "alternatives": [each.to_dict() for each in outcome.alternatives],
         "objective": state.chosen.method,
         "options": state.options(outcome.task.num_novel),
-        "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
-        "calibration": None if calibration is None else asdict(calibration),
-        "outliers": {
-            "held_out": None if held_out is None else held_out.to_dict(),
-        },
+        "trials": {str(each): fmean(by_fold) for each, by_fold in tried.items()},
+        "calibration": calibration and asdict(calibration),
+        "outliers": {"held_out": held_out and held_out.to_dict()},
         "flags": flag_counts(outcome.assignments),
         "scores": {
             name: [score.to_dict() for score in scores] for name, scores in outcome.scores.items()
@@ -179,9 +171,9 @@ def _embeddings(outcome: Outcome) -> Embeddings:
 def build_page(outcome: Outcome) -> Page:
     """Return the content of the page."""
     images, novel, known = outcome.dataset.images, *_views(outcome)
+    stage = outcome.folder.stage(f"{outcome.state.chosen.method}-0")  # the last one of the result
     num_novel = count(len(novel), "novel class") if novel else "No novel class"
     name, num_unlabeled = Path(outcome.data).name, len(outcome.assignments.rows)
-    unsure = label_first(outcome.assignments, outcome.task.rows)[:ON_PAGE]
     none = () if novel else ("None: every image was assigned to a known class.",)
     assigned = ("Unlabeled images that were assigned to a known class.",) if known else ()
     return Page(
@@ -191,7 +183,6 @@ def build_page(outcome: Outcome) -> Page:
             outcome.config.mode,
             outcome.dataset.classes,
             len(images) - num_unlabeled,
-            num_unlabeled,
             [view.size for view in novel],
             sum(view.size for view in known),
             _origin_of_number(outcome),
@@ -200,11 +191,11 @@ def build_page(outcome: Outcome) -> Page:
             ("Findings", (Findings(tuple(finding.text for finding in outcome.findings)),)),
             ("Novel classes", (Paragraphs(none), Cards("new", novel, num_unlabeled))),
             ("Known classes", (Paragraphs(assigned), Cards("known", known, num_unlabeled))),
-            ("Images to look at", (_label_these(outcome, unsure),)),
+            ("Images to look at", (_label_these(outcome),)),
             ("Confidence", (Paragraphs((_confidence(outcome), RELIABILITY)),)),
             ("Scores against the ground truth", (*_results(outcome), *_confusion(outcome))),
-            ("Number of classes", (*_estimate_charts(outcome), *_alternatives(outcome))),
-            ("Training curves", tuple(_training_charts(outcome))),
+            ("Number of classes", tuple(_number(outcome))),
+            ("Training curves", tuple(training_curves(stage).values())),
             *run_sections(
                 outcome.folder,
                 outcome.data,
@@ -223,16 +214,10 @@ def _views(outcome: Outcome) -> tuple[tuple[ClassView, ...], tuple[ClassView, ..
     shown, views = class_views(outcome.assignments), dict[str, list[ClassView]](novel=[], known=[])
     for cluster in outcome.clusters:
         view = shown.get(cluster.number, ClassView(cluster.name, 0))
-        views[cluster.kind].append(
-            structs.replace(
-                view,
-                seed_agreement=cluster.seed_agreement,
-                silhouette=cluster.silhouette,
-                nearest_known=cluster.nearest_known,
-                merge=cluster.merge,
-                truth=_truth(outcome, cluster),
-            )
-        )
+        described = ("seed_agreement", "silhouette", "nearest_known", "merge")
+        own = {name: getattr(cluster, name) for name in described}
+        view = structs.replace(view, **own, truth=_truth(outcome, cluster))
+        views[cluster.kind].append(view)
     return tuple(views["novel"]), tuple(views["known"])
 
 
@@ -240,7 +225,6 @@ def lead(
     mode: Literal["gcd", "ncd"],
     known: Sequence[str],
     num_labeled: int,
-    num_unlabeled: int,
     novel: Sequence[int],
     num_assigned: int,
     number: str,
@@ -259,24 +243,19 @@ def lead(
         )
     return (
         f"{count(num_labeled, 'image')} of {count(len(known), 'known class')} ({names}) came with "
-        f"a label; {num_unlabeled:,} came without. {result} The number of novel classes was "
-        f"{number}."
+        f"a label; {sum(novel) + num_assigned:,} came without. {result} The number of novel "
+        f"classes was {number}."
     )
 
 
-def _label_these(outcome: Outcome, rows: Int[np.ndarray, " rows"]) -> Tiles:
+def _label_these(outcome: Outcome) -> Tiles:
     return Tiles(
         "Label these first",
         "The most typical image of each novel class; then the least certain one of each class, "
         "and the next of each: their labels would teach the next round most. Below each, the "
         "class that it was put in.",
-        tiles(outcome.assignments, rows, with_class=True),
+        tiles(outcome.assignments, outcome.to_label[:ON_PAGE], with_class=True),
     )
-
-
-def _alternatives(outcome: Outcome) -> list[Table]:
-    found = outcome.alternatives
-    return [table(found, outcome.task.num_novel)] if found else []
 
 
 def _origin_of_number(outcome: Outcome) -> str:
@@ -313,142 +292,116 @@ def _confidence(outcome: Outcome) -> str:
 
 
 def _results(outcome: Outcome) -> list[Table]:
-    """Return a table per protocol, with a row per approach."""
-    tables = []
-    for how in dict.fromkeys(map(_how, outcome.scores[OURS])):
-        columns = {
-            name: {each.name: each for each in scores if _how(each) == how}
-            for name, scores in outcome.scores.items()
-        }
-        names = list(columns[OURS])
-        rows = [(name, *(str(of[each]) for each in names)) for name, of in columns.items()]
-        title, note = how[0].split(":")[0], f"{columns[OURS][names[0]].sentence}."
-        tables.append(Table(title, ("", *names), tuple(rows), note))
-    if quality := outcome.score_quality:
-        measured = tuple((each.name, str(each), str(each.n)) for each in quality)
-        note = (
-            "ECE: the expected calibration error of the score, 0 is best. AUROC: how often an "
-            "image whose class is right has a higher score than one whose class is wrong."
-        )
-        tables.append(Table("Scores of novel classes", ("", "value", "images"), measured, note))
-    return tables
-
-
-def _how(score: Metric) -> tuple[str, str]:
-    """Return what scores of one table have in common."""
-    return str(score.protocol["method"]), str(score.protocol["of"])
+    """Return the scores beside those of the baselines; nothing if there are none."""
+    ours = [*outcome.scores[OURS], *outcome.score_quality]
+    heading, *rows = metric_rows(outcome.scores | {OURS: ours})
+    note = (
+        "With 95 % confidence intervals. The baselines have the same labels. ECE: the expected "
+        "calibration error of the score, 0 is best. AUROC: how often an image whose class is "
+        "right has a higher score than one whose class is wrong."
+    )
+    title, cells = "Scores beside their baselines", tuple(map(tuple, rows))
+    return [Table(title, ("", *heading[1:]), cells, note)] if rows else []
 
 
 def _confusion(outcome: Outcome) -> tuple[Confusion, ...]:
     """Count true classes against those of the result, over unlabeled training images."""
-    task, mode, names = outcome.task, outcome.config.mode, outcome.dataset.names
-    if outcome.dataset.truth is None or (outcome.dataset.truth[task.unlabeled] == UNLABELED).all():
+    task, truth = outcome.task, outcome.dataset.truth
+    if truth is None or (truth[task.unlabeled] == UNLABELED).all():
         return ()
-    truth = outcome.dataset.truth[task.unlabeled]
-    predicted = outcome.clusterings[OURS].of(mode)[task.unlabeled]
-    match = novel_match if mode == "ncd" else joint_match
-    counts = confusion(truth, predicted, match(truth, predicted, task.num_known))
-    filled = np.argwhere(counts.count)
-    cells = tuple((row, column, int(counts.count[row, column])) for row, column in filled.tolist())
-    true = tuple(names[number] for number in counts.classes)
-    found = tuple(outcome.assignments.classes[number] for number in counts.clusters)
-    return (Confusion(true, found, counts.num_matched, cells),)
+    y, x = truth[task.unlabeled], outcome.clusterings[OURS].of(task)[task.unlabeled]
+    names = outcome.dataset.names, outcome.assignments.classes
+    return (confusion(y, x, mode_match(y, x, task), *names),)
 
 
-def _estimate_charts(outcome: Outcome) -> list[Chart]:
-    """Return what the estimated number of classes goes by; nothing if it was given."""
-    estimate = outcome.state.estimate
-    if estimate is None:
-        return []
-    chart = Chart(
-        "How many novel classes?",
-        "novel classes",
-        "silhouette of the clusters",
-        {"silhouette": estimate.curve},
-        f"Each rule's estimate: {estimate.text}.",
-        estimate.chosen,
-        (estimate.low, estimate.high),
+def _number(outcome: Outcome) -> Iterator[Chart | Table]:
+    """Yield what an estimated number of classes goes by, and what its interval's ends find."""
+    if estimate := outcome.state.estimate:
+        yield Chart(
+            "How many novel classes?",
+            "novel classes",
+            "silhouette of the clusters",
+            {"silhouette": estimate.curve},
+            f"Each rule's estimate: {estimate.text}.",
+            estimate.chosen,
+            (estimate.low, estimate.high),
+        )
+    if outcome.alternatives:
+        yield alternative_table(outcome.alternatives, outcome.task.num_novel)
+
+
+def alternative_table(alternatives: Sequence[Alternative], chosen: int) -> Table:
+    """Return a row for each number, from the least."""
+    rows = [
+        (
+            f"{each.novel} (the result)" if each.novel == chosen else str(each.novel),
+            f"{each.sizes[0]} to {each.sizes[-1]}",
+            *("" if x is None else f"{x:.3f}" for x in (each.silhouette, each.seed_agreement)),
+            "" if each.known is None else str(each.known),
+        )
+        for each in sorted(alternatives, key=lambda each: each.novel)
+    ]
+    return Table(
+        "The ends of the interval",
+        ("novel classes", "images of each", "silhouette", "seed agreement", "known, held out"),
+        tuple(rows),
+        "The last stage was trained with each of these numbers too. Silhouette: mean over the "
+        "classes, by the features of the encoder. Seed agreement: adjusted Rand index between "
+        "trainings. To take another number, use its command among the next steps.",
     )
-    return [chart]
 
 
-def _training_charts(outcome: Outcome) -> list[Chart]:
-    """Return curves of the last stage of the result: means over epochs."""
-    rows = read_numbers(outcome.folder.stage(f"{outcome.state.chosen.method}-0").metrics)
-    charts = []
-    for name in ("loss", "entropy"):
-        epochs = defaultdict[int, list[float]](list)
-        for row in rows:
-            if name in row:
-                epochs[ceil(row["epoch"])].append(row[name])
-        if epochs:
-            points = [(float(epoch), fmean(values)) for epoch, values in sorted(epochs.items())]
-            charts.append(Chart(name.capitalize(), "epoch", name, {name: points}))
-    return charts
-
-
-def _protocol(outcome: Outcome) -> list[str]:
+def _protocol(outcome: Outcome) -> Iterator[str]:
     config, task = outcome.config, outcome.task
-    layers, chosen = config.train_layers, outcome.state.chosen
+    if task.disjoint:
+        yield "Unlabeled images are taken to be of novel classes only (ncd)."
+    else:
+        yield "Unlabeled images may be of known or of novel classes (gcd)."
+    encoder = f"The encoder is {config.encoder}, as it was"
+    if config.encoder == "auto":
+        encoder = "The encoder is trained on these images without labels"
+    layers = "a layer on top" if config.train_layers == "top" else config.train_layers
+    yield f"{encoder}; labels train {layers}."
+    yield (
+        f"Trained on {len(task.labeled)} labeled and {len(task.unlabeled)} unlabeled images. "
+        f"Held out: {len(outcome.dataset.parts.test_rows)}."
+    )
     origin = "as given or by default"
     if outcome.state.trials and len(candidates(config)) > 1:
         origin = "its share of positive pairs chosen on held-out known classes"
-    return [
-        "Unlabeled images are taken to be of novel classes only (ncd)."
-        if config.mode == "ncd"
-        else "Unlabeled images may be of known or of novel classes (gcd).",
-        f"{_encoder(config)}; labels train {'a layer on top' if layers == 'top' else layers}.",
-        f"Trained on {len(task.labeled)} labeled and {len(task.unlabeled)} unlabeled images. "
-        f"Held out: {len(outcome.dataset.parts.test_rows)}.",
-        f"The last epoch counts. The objective is {chosen}, {origin}; nothing was chosen by "
-        "the labels of novel classes.",
-        _outliers(outcome),
-    ]
-
-
-def _encoder(config: DiscoverConfig) -> str:
-    """Say what the encoder has seen before."""
-    if config.encoder == "auto":
-        return "The encoder is trained on these images without labels"
-    return f"The encoder is {config.encoder}, as it was"
-
-
-def _outliers(outcome: Outcome) -> str:
-    """Say how many images are flagged as outliers, and how often that is so of held-out ones."""
+    yield (
+        f"The last epoch counts. The objective is {outcome.state.chosen}, {origin}; nothing was "
+        "chosen by the labels of novel classes."
+    )
+    for metric in (*outcome.scores[OURS], *outcome.score_quality):
+        yield f"{metric.name}: {metric.sentence}."
     flags, held_out = outcome.assignments.flag, outcome.outliers
     measured = "" if held_out is None else f" Of held-out images, {held_out} are."
-    return (
+    yield (
         f"{flags.count('outlier')} of {len(flags)} unlabeled images are flagged as outliers: "
-        "farther from the labeled images than 95 % of those of held-out classes, or from all "
-        "images learned from than 99 % of these from one another. They may be "
-        f"of none of the classes.{measured}"
+        f"{FAR}. They may be of none of the classes.{measured}"
     )
 
 
-def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
-    run, data = outcome.folder.path, outcome.data
-    others = [each.novel for each in outcome.alternatives if each.novel != outcome.task.num_novel]
-    encoder, file = kept_encoder(outcome.config, outcome.folder), outcome.folder.config
+def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    folder, run, data = outcome.folder, outcome.folder.path, outcome.data
+    encoder = kept_encoder(outcome.config, folder)
     again = replace(outcome.config, encoder=encoder, method="auto", max_time="", devices=1)
-    to_file = ("-o", "new.csv")
-    return [
-        *(
-            (
+    for number in (each.novel for each in outcome.alternatives):
+        if number != outcome.task.num_novel:
+            yield (
                 f"Take {count(number, 'novel class')}; the features are kept.",
-                command(data, replace(again, classes=number), file),
+                command(data, replace(again, classes=number), folder.config),
             )
-            for number in others
-        ),
-        (
-            f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}; "
-            f"label single images in {outcome.folder.to_label.name}; say in "
-            f"{outcome.folder.questions.name} which classes are one, and which of their "
-            "core images do not belong to them.",
-            "",
-        ),
-        (
-            "Discover more classes, with these as known ones, from the same features.",
-            typed("discover", data, "--accept", run),
-        ),
-        ("Sort new images into these classes.", typed("predict", run, "NEW_IMAGES", *to_file)),
-    ]
+    yield (
+        f"Name the classes you accept, in the column name of {folder.clusters.name}; label single "
+        f"images in {folder.to_label.name}; say in {folder.questions.name} which classes are one, "
+        "and which of their core images do not belong to them.",
+        "",
+    )
+    yield (
+        "Discover more classes, with these as known ones, from the same features.",
+        typed("discover", data, "--accept", run),
+    )
+    to_file = "-o", "new.csv"
+    yield "Sort new images into these classes.", typed("predict", run, "NEW_IMAGES", *to_file)

@@ -1,7 +1,6 @@
 """What an earlier discovery gives a next one: labels, and what images cannot be."""
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -45,17 +44,14 @@ class Accepted:
     @classmethod
     def read(cls, folder: RunFolder) -> "Accepted":
         """Return what was written into a folder; nothing of a first discovery."""
-        given = folder.accepted.exists()
-        rows = read_edited(folder.accepted, LABEL_COLUMNS) if given else []
-        return cls({row["path"]: row["label"] for row in rows}, read_excluded(folder))
-
-
-def read_excluded(folder: RunFolder) -> list[tuple[str, str]]:
-    """Return which classes images of a discovery do not have, as `Accepted.excluded`."""
-    if not folder.excluded.exists():
-        return []
-    rows = read_edited(folder.excluded, EXCLUDED_COLUMNS)
-    return [(row["path"], row["class"]) for row in rows]
+        if not folder.excluded.exists():
+            return cls()
+        labels = read_edited(folder.accepted, LABEL_COLUMNS)
+        excluded = read_edited(folder.excluded, EXCLUDED_COLUMNS)
+        return cls(
+            {row["path"]: row["label"] for row in labels},
+            [(row["path"], row["class"]) for row in excluded],
+        )
 
 
 def accepted_classes(run: Path) -> dict[str, str]:
@@ -82,10 +78,8 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
     the names of classes, for core images. A name is a guess about an image: it goes behind any
     label, and labels none that is held out, since it would be scored as if it were true.
 
-    Args:
-        run: The earlier discovery.
-        parts: The images with the labels that they have by now.
-        labeled: Where these labels come from, for messages.
+    `run` is the earlier discovery, and `labeled` is where the labels that images have by now come
+    from, for messages.
     """
     folder, images = RunFolder(run), parts.images
     learned = {images.names[row] for row in parts.train_rows.tolist()}
@@ -122,13 +116,13 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
             f"{run} labels none of these images: no image of a class with a name is flagged as "
             f"core, or they are others; label single images in {folder.to_label.name}"
         )
-    pairs = ((found[path], label) for path, label in of_images.items() if path in found)
     excluded = [
         *earlier.excluded,
         *((path, names[cluster]) for path, cluster in said.outside.items() if cluster in names),
     ]
-    named = {**class_of_clusters(pairs), **names}
-    num_left = _num_left(folder, {*found.values()} - named.keys(), said)
+    # A class is known by its name, or by a label of one of its images.
+    known = names.keys() | {found[path] for path in of_images if path in found}
+    num_left = _num_left(folder, {*found.values()} - known, said)
     given = Accepted(labels, excluded, num_left)
     return given, _accepted_notes(folder, labels, every, own)
 
@@ -139,18 +133,6 @@ def _num_left(folder: RunFolder, unnamed: Collection[str], said: Answers) -> int
     novel = (row["cluster"] for row in rows if row["kind"] == "novel")
     one = said.merged(cluster for cluster in novel if cluster in unnamed)
     return len(set(one.values()))
-
-
-def class_of_clusters(labeled: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the class of each cluster with labeled images: that of most, of equals the first.
-
-    >>> class_of_clusters([("new-1", "cat"), ("new-2", "dog"), ("new-1", "eel"), ("new-1", "eel")])
-    {'new-1': 'eel', 'new-2': 'dog'}
-    """
-    counts = defaultdict[str, Counter[str]](Counter)
-    for cluster, label in labeled:
-        counts[cluster][label] += 1
-    return {cluster: each.most_common(1)[0][0] for cluster, each in counts.items()}
 
 
 def _accepted_notes(

@@ -5,14 +5,14 @@ true class of each image or `UNLABELED`, and `predicted` the class it was put in
 `num_known` are known, the others novel.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from nearkin.classifier.calibration import calibration_error
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import (
     RESAMPLES,
     UNSEEN,
@@ -22,9 +22,10 @@ from nearkin.metrics.clusters import (
     normalized_mutual_information,
     right,
 )
-from nearkin.metrics.intervals import Groups, Interval, quantile
+from nearkin.metrics.intervals import Interval, quantile
 from nearkin.metrics.metric import Metric, share, with_interval
 from nearkin.metrics.metric import Protocol as Method
+from nearkin.report.page.blocks import Confusion
 from nearkin.types import UNLABELED
 
 Labels = Int[np.ndarray, " n"]
@@ -48,81 +49,59 @@ def score(
     *,
     num_known: int,
     images: str,
-    groups: Groups = None,
-    seed: int = 0,
+    groups: Labels,
+    seed: int,
 ) -> list[Metric]:
     """Score predicted classes by a protocol.
 
     - `task-aware`: images of novel classes, where the classifier rules all known ones out.
-      Accuracy under one Hungarian match of novel clusters with novel classes, where the images of
-      surplus clusters are errors; normalized mutual information (arithmetic mean); adjusted Rand
-      index. Images of known classes are left out. A novel one put in a known class is an error.
-    - `task-agnostic`: images that could each be of any class. This protocol is ours, and stricter
-      than UNO's, which matches all outputs with the classes of each part anew. A known class keeps
-      its number: an image of it is right if put in that very class. Novel clusters are matched
-      with novel classes by one Hungarian match over the images that are novel and predicted to
-      be. So images of known classes in novel clusters are errors, and have no say in the match.
+      Accuracy, normalized mutual information (arithmetic mean), adjusted Rand index. A novel image
+      put in a known class is an error.
+    - `task-agnostic`: accuracy of images that could each be of any class. This protocol is ours,
+      and stricter than UNO's, which matches all outputs with the classes of each part anew.
     - `GCD` (Vaze, Han, Vedaldi, Zisserman. Generalized category discovery. CVPR 2022,
-      arXiv:2201.02609): one match over all classes, as in the second version of its evaluation
-      (`split_cluster_acc_v2`): images of known ("Old") and novel ("New") classes are counted under
-      the one match of all. A match for each part, as in the first version, raises both numbers.
+      arXiv:2201.02609): as in the second version of its evaluation (`split_cluster_acc_v2`).
+      A match for each part, as in the first version, raises the numbers of both.
 
-    Intervals are those of other images, with the same model and the same match.
+    `MATCHED` says how clusters are matched. Intervals are those of other images, with the same
+    model and the same match; their groups are what is drawn.
 
-    Args:
-        protocol: Its name.
-        truth: True classes.
-        predicted: Predicted classes.
-        num_known: Number of known classes.
-        images: Which images these are, such as "unlabeled training images".
-        groups: The group of each image; None if all are independent.
-        seed: Random seed of the bootstrap.
-
-    Returns:
-        Task-aware: accuracy, NMI and ARI. Otherwise the accuracies of all images, of known and of
-        novel classes. No score of a part without images.
+    `images` says which these are, such as "unlabeled training images". There is a score of all
+    images, of known and of novel classes, as far as there are such.
     """
     aware = protocol == "task-aware"
     scored = truth >= num_known if aware else truth != UNLABELED
-    y, x = truth[scored], predicted[scored]
-    own = None if groups is None else groups[scored]
+    y, x, own = truth[scored], predicted[scored], groups[scored]
     if not len(y):
         return []
     matched = joint_match if protocol == "GCD" else novel_match
     correct, known = right(y, x, matched(y, x, num_known)), y < num_known
-    how: Method = {"method": MATCHED[protocol], **_left_out(truth, scored), "of": images}
+    unknown = int((truth == UNLABELED).sum())
+    reasons = {
+        "without a true class left out": unknown,
+        "of known classes left out": int((~scored).sum()) - unknown,
+    }
+    left_out = {reason: count for reason, count in reasons.items() if count}
+    how: Method = {"method": MATCHED[protocol], **left_out, "of": images}
     if aware:
-        return [
-            share("task-aware accuracy", correct, how, groups=own),
-            _agreement("NMI", normalized_mutual_information, y, x, own, how, seed),
-            _agreement("ARI", adjusted_rand_index, y, x, own, how, seed),
-        ]
+        accuracy = share("task-aware accuracy", correct, how, groups=own)
+        return [accuracy, *_agreements(y, x, own, how, seed)]
     parts = {"all": np.ones(len(y), bool), "known": known, "novel": ~known}
     return [
-        share(
-            f"{protocol} accuracy, {name}",
-            correct[part],
-            how,
-            groups=None if own is None else own[part],
-        )
+        share(f"{protocol} accuracy, {name}", correct[part], how, groups=own[part])
         for name, part in parts.items()
         if part.any()
     ]
 
 
-def _agreement(
-    name: str,
-    statistic: Callable[[Any], float],
-    truth: Labels,
-    predicted: Labels,
-    groups: Groups,
-    how: Method,
-    seed: int,
-) -> Metric:
-    value, interval = agreement(statistic, truth, predicted, groups, seed=seed)
-    return with_interval(
-        f"task-aware {name}", value, interval, how, kind="bootstrap", n=len(truth), groups=groups
-    )
+def _agreements(
+    truth: Labels, predicted: Labels, groups: Labels, how: Method, seed: int
+) -> Iterator[Metric]:
+    statistics = {"NMI": normalized_mutual_information, "ARI": adjusted_rand_index}
+    for name, statistic in statistics.items():
+        value, interval = agreement(statistic, truth, predicted, groups, seed=seed)
+        name, n = f"task-aware {name}", len(truth)
+        yield with_interval(name, value, interval, how, kind="bootstrap", n=n, groups=groups)
 
 
 def score_quality(
@@ -130,83 +109,54 @@ def score_quality(
     correct: Bool[np.ndarray, " n"],
     *,
     images: str,
-    groups: Groups = None,
-    seed: int = 0,
+    groups: Labels,
+    seed: int,
 ) -> list[Metric]:
-    """Measure whether the scores of images tell which of them are right.
+    """Measure whether the scores of images, probabilities of their classes, tell who is right.
 
-    Args:
-        certainty: The score of each image, the probability of its class.
-        correct: Whether this class is right.
-        images: Which images these are.
-        groups: The group of each image; None if all are independent.
-        seed: Random seed of the bootstrap.
-
-    Returns:
-        `ECE`, the expected calibration error, from 0 (best) to 1; and `AUROC`, how often a right
-        image has a higher score than a wrong one, where there are both. Each plus and minus its
-        bootstrap error.
+    `ECE` is the expected calibration error, from 0 (best) to 1; `AUROC` is how often a right image
+    has a higher score than a wrong one, where there are both. Each plus and minus its bootstrap
+    error.
     """
+    from sklearn.metrics import roc_auc_score
+
+    if not len(correct):
+        return []
     how: Method = {"method": "score of an image: the probability of its class", "of": images}
     statistics: dict[str, Callable[[Any, Any], float]] = {"ECE": calibration_error}
     if correct.any() and not correct.all():
-        statistics["AUROC"] = _auroc
-    qualities = list[Metric]()
-    for name, statistic in statistics.items() if len(correct) else ():
+        statistics["AUROC"] = lambda x, y: float(roc_auc_score(y, x))
+    qualities, n = list[Metric](), len(correct)
+    for name, statistic in statistics.items():
         value = statistic(certainty, correct)
         half = quantile(groups) * _bootstrap_error(statistic, certainty, correct, groups, seed)
         if half < ALIKE:  # as all draws are: other images may still differ
-            half = UNSEEN / _fewest(correct, groups, both=name == "AUROC")
+            # Of independent images or, for an order of two kinds, of the rarer kind.
+            kinds = (groups[correct], groups[~correct]) if name == "AUROC" else (groups,)
+            half = UNSEEN / min(len(np.unique(kind)) for kind in kinds)
         interval = Interval(max(0.0, value - half), min(1.0, value + half), None)
-        title = f"{name} of the score"
-        qualities.append(
-            with_interval(
-                title, value, interval, how, kind="bootstrap", n=len(correct), groups=groups
-            )
-        )
+        name = f"{name} of the score"
+        metric = with_interval(name, value, interval, how, kind="bootstrap", n=n, groups=groups)
+        qualities.append(metric)
     return qualities
-
-
-def _fewest(correct: Bool[np.ndarray, " n"], groups: Groups, *, both: bool) -> int:
-    """Count independent images or, where both count, the right or the wrong ones, if fewer."""
-    of = np.arange(len(correct)) if groups is None else groups
-    kinds = (correct, ~correct) if both else (np.ones(len(correct), bool),)
-    return min(len(np.unique(of[kind])) for kind in kinds)
-
-
-def _auroc(certainty: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"]) -> float:
-    """Return how often a right image has a higher score than a wrong one."""
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(correct, certainty))
 
 
 def _bootstrap_error(
     statistic: Callable[[Any, Any], float],
     certainty: Float[np.ndarray, " n"],
     correct: Bool[np.ndarray, " n"],
-    groups: Groups,
+    groups: Labels,
     seed: int,
 ) -> float:
-    """Return the standard deviation over draws of images, or of whole groups, of both kinds."""
+    """Return the standard deviation over draws of whole groups that have images of both kinds."""
     rows, generator = np.arange(len(correct)), np.random.default_rng(seed)
-    names, member = np.unique(rows if groups is None else groups, return_inverse=True)
+    names, member = np.unique(groups, return_inverse=True)
     even, values = np.full(len(names), 1 / len(names)), list[float]()
     for _ in range(RESAMPLES):
         drawn = np.repeat(rows, generator.multinomial(len(names), even)[member])
         if correct[drawn].any() == correct.any() and correct[drawn].all() == correct.all():
             values.append(statistic(certainty[drawn], correct[drawn]))
     return float(np.std(values, ddof=1)) if len(values) > 1 else 1.0
-
-
-def _left_out(truth: Labels, scored: Bool[np.ndarray, " n"]) -> dict[str, int]:
-    """Count the images that are not scored, by the reason."""
-    unknown = int(np.count_nonzero(truth == UNLABELED))
-    reasons = {
-        "without a true class left out": unknown,
-        "of known classes left out": int(np.count_nonzero(~scored)) - unknown,
-    }
-    return {reason: count for reason, count in reasons.items() if count}
 
 
 def novel_match(truth: Labels, predicted: Labels, num_known: int) -> dict[int, int]:
@@ -223,28 +173,37 @@ def joint_match(truth: Labels, predicted: Labels, num_known: int) -> dict[int, i
     return match(y, x, weight=len(y) + 1 + (y < num_known).astype(np.int64))
 
 
-@dataclass(frozen=True, eq=False)
-class Confusion:
-    """How many images of each true class each cluster holds, matched ones on the diagonal."""
-
-    classes: Int[np.ndarray, " classes"]  # The matched ones in their order, then the others
-    clusters: Int[np.ndarray, " clusters"]  # The cluster of each matched class, then the others
-    count: Int[np.ndarray, "classes clusters"]
-    num_matched: int
+def mode_match(truth: Labels, predicted: Labels, task: DiscoveryTask) -> dict[int, int]:
+    """Match clusters with classes as the mode of a task does."""
+    matched = novel_match if task.disjoint else joint_match
+    return matched(truth, predicted, task.num_known)
 
 
-def confusion(truth: Labels, predicted: Labels, mapping: Mapping[int, int]) -> Confusion:
-    """Count the images behind an accuracy, under the classes of clusters by one of the matches."""
+def confusion(
+    truth: Labels,
+    predicted: Labels,
+    mapping: Mapping[int, int],
+    classes: Sequence[str],
+    clusters: Sequence[str],
+) -> Confusion:
+    """Count the images behind an accuracy, matched classes and clusters on the diagonal.
+
+    `mapping` has the class of each matched cluster; a match without a common image is not shown.
+    """
     y, x = truth[truth != UNLABELED], predicted[truth != UNLABELED]
-    common = set(x[right(y, x, mapping)].tolist())
-    matched = sorted(common, key=mapping.__getitem__)
-    classes, clusters = _led_by([mapping[c] for c in matched], y), _led_by(matched, x)
-    count = np.zeros((len(classes), len(clusters)), dtype=np.int64)
-    for row, number in zip(count, classes, strict=True):
-        row[:] = np.bincount(x[y == number], minlength=x.max() + 1)[clusters]
-    return Confusion(classes, clusters, count, len(matched))
+    matched = sorted(set(x[right(y, x, mapping)].tolist()), key=mapping.__getitem__)
+    rows, row = _led_by([mapping[cluster] for cluster in matched], y)
+    columns, column = _led_by(matched, x)
+    return Confusion.of(
+        [classes[number] for number in rows],
+        [clusters[number] for number in columns],
+        len(matched),
+        np.stack([row, column], axis=1),
+    )
 
 
-def _led_by(first: list[int], numbers: Labels) -> Int[np.ndarray, " numbers"]:
-    """Return all numbers there are: the first ones in their order, then the others, ascending."""
-    return np.array(first + sorted(set(numbers.tolist()) - set(first)), dtype=np.int64)
+def _led_by(first: list[int], numbers: Labels) -> tuple[list[int], Labels]:
+    """Return all numbers there are, the first ones in their order, and the place of each."""
+    every, place = np.unique(numbers, return_inverse=True)
+    order = first + sorted(set(every.tolist()) - set(first))
+    return order, np.array([order.index(number) for number in every.tolist()], np.int64)[place]

@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from nearkin.classifier.classifier import apply_layer, heads_of
@@ -16,7 +16,6 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
-from nearkin.discovery.clusterings import start_clusters
 from nearkin.discovery.features import (
     LAYER_DIM,
     DiscoveryEncoder,
@@ -25,9 +24,9 @@ from nearkin.discovery.features import (
     top_features,
 )
 from nearkin.discovery.task import DiscoveryTask
-from nearkin.errors import DataError
 from nearkin.method import Method
 from nearkin.methods import METHODS
+from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import Heads
 from nearkin.objectives import unit
@@ -42,31 +41,18 @@ from nearkin.types import UNLABELED
 MIN_EPOCHS, MAX_EPOCHS = 10, 200
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a stage is trained; docs/discovery.md has the measurements behind the values."""
-
-    steps: int  # The length that `--epochs auto` aims at, in whole epochs
-    lr: float
-    options: Mapping[str, Value] = field(default_factory=dict)  # That differ from the paper's
-
-
-RECIPES: Final[dict[str, Recipe]] = {
-    "supervised": Recipe(steps=600, lr=0.1),
-    "ncl": Recipe(
-        steps=1000,
-        lr=0.1,
-        # The published threshold on similarities fits the authors' features only: here a share
-        # of the closest pairs is positive. Hard negatives take four times as long and gain
-        # nothing on average.
-        options={"pseudo_labels": "closest", "num_hard": 0},
-    ),
-    "simgcd": Recipe(
-        steps=1000,
-        lr=0.1,
-        options={"dim": 64, "hidden_dim": 256},
-    ),
+# docs/discovery.md has the measurements behind these values.
+LR: Final = 0.1
+STEPS: Final = {"supervised": 600, "ncl": 1000, "simgcd": 1000}
+"""The length of a stage that `--epochs auto` aims at, in whole epochs."""
+OPTIONS: Final[Mapping[str, Mapping[str, Value]]] = {
+    "simgcd": {"dim": 64, "hidden_dim": 256, "entropy_weight": 1.0},
+    # The published threshold on similarities fits the authors' features only: here a share of the
+    # closest pairs is positive. Hard negatives take four times as long and gain nothing in the
+    # mean. The two heads are also trained as one classifier.
+    "ncl": {"pseudo_labels": "closest", "num_hard": 0, "joint_weight": 1.0},
 }
+"""Options that differ from the methods' own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,116 +78,145 @@ class Stage:
             pass
 
 
-@dataclass(frozen=True, eq=False)
-class HeadInit:
-    """K-means clusters that the heads over classes start at.
+class StageInit(NamedTuple):
+    """What the last stage starts from.
 
-    A random head gives many of its classes no image, and a class without images has no gradient:
-    many classes of few images would be found late or never (Han et al. 2019, section 3.1, start
-    at clusters too; measured in docs/discovery.md).
+    Heads over classes start at k-means clusters. A random head gives many of its classes no image,
+    and a class without images has no gradient: many classes of few images would be found late or
+    never (Han et al. 2019, section 3.1, start at clusters too; measured in docs/discovery.md).
     """
 
+    backbone: Backbone
     features: Float[Tensor, "learned dim"]
     """Of the images to learn from, as the heads take them."""
     cluster: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
-    labeled: Bool[Tensor, " learned"]
-
-    @torch.no_grad()
-    def init_heads(self, method: Method[Any]) -> None:
-        """Set the weights of a method's heads to the means of the clusters."""
-        heads = heads_of(method)
-        device = next(heads.parameters()).device
-        if isinstance(heads, Heads):
-            # The known head has been trained. The novel one is linear, so it compares directions
-            # from the mean of all unlabeled images: features are not negative, and their own
-            # directions would be nearly the same.
-            features = self.features[~self.labeled]
-            novel = self.cluster[~self.labeled] - heads.known.out_features
-            center = features.mean(dim=0)
-            weight = unit(means(features, novel, heads.novel.out_features) - center)
-            heads.novel.weight.copy_(weight.to(device))
-            heads.novel.bias.copy_(-(weight @ center).to(device))
-        else:
-            prototypes = heads.get_parameter("weight")
-            prototypes.copy_(means(unit(self.features), self.cluster, len(prototypes)).to(device))
-
-
-class StageInit(NamedTuple):
-    """What the last stage starts from."""
-
-    backbone: Backbone
-    heads: HeadInit
     known: nn.Module | None = None  # The head of the known classes, where these came before
 
 
-def stage_init(
-    encoder: DiscoveryEncoder,
-    task: DiscoveryTask,
-    base: TrainConfig,
-    method: str,
-    train: Callable[[Stage], None],
-) -> StageInit:
-    """Return what the last stage starts from, with heads at clusters of the features.
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """The stages that learn from labels."""
 
-    NCL goes on from the known classes, as in its code and in AutoNovel's. SimGCD has no stage of
-    these in its code, and starts at the features themselves, in the directions of their principal
-    components; but on features that are no wider than the layer, at a layer that has learned the
-    known classes, which found more there (docs/discovery.md).
+    encoder: DiscoveryEncoder  # What is trained, or below it
+    task: DiscoveryTask
+    base: TrainConfig  # Settings of all stages; epochs are those of the last one
 
-    Args:
-        encoder: What is trained, or below it.
-        task: The images.
-        base: Settings of all stages.
-        method: The method of the last stage.
-        train: Trains the stage of the known classes, if there is one.
-    """
-    if len(task.labeled) < 2:
-        raise DataError(f"{len(task.labeled)} labeled images to learn from; give more of them")
-    wide = encoder.cached.center.shape[1] > LAYER_DIM or not encoder.has_layer
-    if method == "simgcd" and wide:
-        return components_init(encoder, task, base.seed)
-    return known_init(encoder, task, base, train, disjoint=method == "ncl")
+    def start(self, train: Callable[[Stage], None]) -> StageInit:
+        """Return what the last stage starts from, with heads at clusters of the features.
+
+        NCL goes on from the known classes, as in its code and in AutoNovel's. SimGCD has no stage
+        of these in its code, and starts at the features themselves, in the directions of their
+        principal components; but on features that are no wider than the layer, at a layer that has
+        learned the known classes, which found more there (docs/discovery.md). `train` trains it.
+        """
+        wide = self.encoder.cached.center.shape[1] > LAYER_DIM or not self.encoder.has_layer
+        if self.task.method == "simgcd" and wide:
+            return self.from_components()
+        return self.from_known(train)
+
+    def from_components(self) -> StageInit:
+        """Start at the principal components of the frozen features, or at the network as it is."""
+        rows, layer = self.task.rows, None
+        features = self.encoder.cached.center[torch.from_numpy(rows)]
+        if self.encoder.has_layer:
+            layer = principal_layer(self.encoder, rows)
+            with torch.no_grad():
+                features = apply_layer(layer, features)
+        return StageInit(self.encoder.backbone(layer), features, self.clusters(features))
+
+    def from_known(self, train: Callable[[Stage], None]) -> StageInit:
+        """Start at a random layer, or at the network, that has learned the known classes."""
+        stage = self.known()
+        train(stage)
+        features = top_features(self.encoder, stage.method, self.task.rows)
+        backbone, known = stage.method.backbone, stage.method.get_submodule("known")
+        return StageInit(backbone, features, self.clusters(features), known)
+
+    def clusters(self, features: Float[Tensor, "learned dim"]) -> Int64[Tensor, " learned"]:
+        """Return k-means classes that the images to learn from start in; labels where known.
+
+        Where unlabeled images are disjoint from the known classes, they are clustered alone.
+        """
+        task, label = self.task, self.task.label[self.task.rows]
+        part = label == UNLABELED if task.disjoint else np.ones(len(label), bool)
+        first = task.num_known if task.disjoint else 0
+        x, count = compact(features)[part].astype(np.float64), task.num_classes - first
+        found = constrained_kmeans(x, label[part], count, seed=self.base.seed)
+        label[part] = first + found.cluster
+        return torch.from_numpy(label)
+
+    def known(self) -> Stage:
+        """Return the stage of the known classes alone (AutoNovel's second stage)."""
+        rows, nothing = self.task.labeled, np.zeros(0, np.int64)
+        batch, seed = min(int(self.base.batch_size), len(rows)), self.base.seed
+        sampler = TwoStreamBatchSampler(nothing, nothing, rows, batch, seed)
+        layer = random_layer(self.encoder, seed) if self.encoder.has_layer else None
+        # --epochs is the length of the last stage.
+        config = replace(self.base, method="supervised", epochs="auto", options={})
+        return self._stage(config, sampler, self.encoder.backbone(layer))
+
+    def classes(self, init: StageInit, options: Mapping[str, Value]) -> Stage:
+        """Return the stage of known and novel classes together; `options` go before `OPTIONS`."""
+        task, unlabeled, labeled = self.task, self.task.unlabeled, self.task.labeled
+        batch = min(int(self.base.batch_size), task.largest_batch)
+        labels, seed = task.label[labeled], self.base.seed
+        sampler = TwoStreamBatchSampler(labeled, labels, unlabeled, batch, seed)
+        requested = {**OPTIONS[task.method], **options, "num_novel_classes": task.num_novel}
+        # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
+        sizes = max(2, len(unlabeled)), max(1, batch // 2)
+        resolved = method_options(task.method, requested, *sizes)
+        config = replace(self.base, method=task.method, options=resolved)
+        stage = self._stage(config, sampler, copy.deepcopy(init.backbone))
+        heads = heads_of(stage.method)
+        if isinstance(heads, Heads) and init.known is not None:
+            heads.known.load_state_dict(init.known.state_dict())
+        _init_heads(heads, init, task)
+        return stage
+
+    def _stage(
+        self, config: TrainConfig, sampler: TwoStreamBatchSampler, backbone: Backbone
+    ) -> Stage:
+        """Return the stage of the method in the settings, before any training."""
+        kind, epochs = METHODS[config.method], config.epochs
+        if epochs == "auto":
+            # Steps count, not epochs: few images need more passes, but not endlessly many.
+            epochs = ceil(STEPS[config.method] / sampler.steps_per_epoch)
+            epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, epochs))
+        config = replace(
+            config,
+            epochs=epochs,
+            batch_size=sampler.batch_size,
+            optimizer="sgd",
+            lr=LR,
+            weight_decay=1e-4,
+            warmup=0.0,
+            evaluate_every=max(1, int(epochs) // 5),
+        )
+        num_known = self.task.num_known
+        with seeded(config.seed, torch.device("cpu")):
+            method: Method[Any] = kind(backbone, num_known_classes=num_known, **config.options)
+        feed = self.encoder.feed(sampler, kind, self.task.label)
+        method = method.to(self.encoder.device).to(memory_format=torch.channels_last)
+        return Stage(config, method, feed)
 
 
-def components_init(encoder: DiscoveryEncoder, task: DiscoveryTask, seed: int) -> StageInit:
-    """Start at the principal components of the frozen features, or at the network as it is."""
-    features, layer = encoder.cached.center[torch.from_numpy(task.rows)], None
-    if encoder.has_layer:
-        layer = principal_layer(encoder, task.rows)
-        with torch.no_grad():
-            features = apply_layer(layer, features)
-    return StageInit(encoder.backbone(layer), head_init(features, task, seed))
-
-
-def known_init(
-    encoder: DiscoveryEncoder,
-    task: DiscoveryTask,
-    base: TrainConfig,
-    train: Callable[[Stage], None],
-    *,
-    disjoint: bool = False,
-) -> StageInit:
-    """Start at a random layer, or at the network, that has learned the known classes."""
-    stage = known_stage(encoder, task, base)
-    train(stage)
-    features = top_features(encoder, stage.method, task.rows)
-    heads = head_init(features, task, base.seed, disjoint=disjoint)
-    return StageInit(stage.method.backbone, heads, stage.method.get_submodule("known"))
-
-
-def head_init(
-    features: Float[Tensor, "learned dim"],
-    task: DiscoveryTask,
-    seed: int,
-    *,
-    disjoint: bool = False,
-) -> HeadInit:
-    """Return heads at clusters of the images to learn from, whose features these are.
-
-    Where unlabeled images are `disjoint` from the known classes, of these alone.
-    """
-    cluster = torch.from_numpy(start_clusters(features, task, seed, disjoint=disjoint))
-    return HeadInit(features, cluster, torch.from_numpy(task.label[task.rows] != UNLABELED))
+@torch.no_grad()
+def _init_heads(heads: nn.Module, init: StageInit, task: DiscoveryTask) -> None:
+    """Set the weights of heads to the means of the clusters."""
+    features, cluster = init.features, init.cluster
+    if isinstance(heads, Heads):
+        # The known head has been trained. The novel one is linear, so it compares directions from
+        # the mean of all unlabeled images: features are not negative, and their own directions
+        # would be nearly the same.
+        unlabeled = torch.from_numpy(task.label[task.rows] == UNLABELED)
+        features, novel = features[unlabeled], cluster[unlabeled] - task.num_known
+        center = features.mean(dim=0)
+        weight = unit(means(features, novel, heads.novel.out_features) - center)
+        heads.novel.weight.copy_(weight)
+        heads.novel.bias.copy_(-(weight @ center))
+    else:
+        prototypes = heads.get_parameter("weight")
+        prototypes.copy_(means(unit(features), cluster, len(prototypes)))
 
 
 def means(
@@ -216,83 +231,3 @@ def means(
     """
     member = torch.nn.functional.one_hot(cluster, count).to(features.dtype)
     return member.T @ features / member.sum(dim=0).clamp(min=1)[:, None]
-
-
-def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfig) -> Stage:
-    """Return the stage of the known classes alone (AutoNovel's second stage)."""
-    rows = task.labeled
-    nothing = np.zeros(0, np.int64)
-    batch = min(int(base.batch_size), len(rows))
-    sampler = TwoStreamBatchSampler(nothing, nothing, rows, batch, base.seed)
-    # --epochs is the length of the last stage.
-    config = _stage_config(replace(base, epochs="auto"), "supervised", sampler, {})
-    layer = random_layer(encoder, base.seed) if encoder.has_layer else None
-    backbone = encoder.backbone(layer)
-    return _build_stage(encoder, task, sampler, config, backbone)
-
-
-def class_stage(
-    encoder: DiscoveryEncoder,
-    task: DiscoveryTask,
-    base: TrainConfig,
-    init: StageInit,
-    method: str,
-    options: Mapping[str, Value],
-) -> Stage:
-    """Return the stage of known and novel classes together.
-
-    Of the settings of all stages in `base`, epochs are those of this one. `method` has a recipe;
-    `options` go before those of the recipe.
-    """
-    unlabeled, labeled = task.unlabeled, task.labeled
-    # Half of a batch is labeled and no image is in it twice, so few images make it smaller.
-    batch = min(int(base.batch_size), len(unlabeled) + min(len(unlabeled), len(labeled)))
-    sampler = TwoStreamBatchSampler(labeled, task.label[labeled], unlabeled, batch, base.seed)
-    requested = {**RECIPES[method].options, **options, "num_novel_classes": task.num_novel}
-    # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
-    resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
-    config = _stage_config(base, method, sampler, resolved)
-    stage = _build_stage(encoder, task, sampler, config, copy.deepcopy(init.backbone))
-    heads = heads_of(stage.method)
-    if isinstance(heads, Heads) and init.known is not None:
-        heads.known.load_state_dict(init.known.state_dict())
-    init.heads.init_heads(stage.method)
-    return stage
-
-
-def _stage_config(
-    base: TrainConfig, method: str, sampler: TwoStreamBatchSampler, options: Mapping[str, Value]
-) -> TrainConfig:
-    recipe, epochs = RECIPES[method], base.epochs
-    if epochs == "auto":
-        # Steps count, not epochs: few images need more passes, but not endlessly many.
-        epochs = ceil(recipe.steps / sampler.steps_per_epoch)
-        epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, epochs))
-    return replace(
-        base,
-        method=method,
-        epochs=epochs,
-        batch_size=sampler.batch_size,
-        optimizer="sgd",
-        lr=recipe.lr,
-        weight_decay=1e-4,
-        warmup=0.0,
-        evaluate_every=max(1, int(epochs) // 5),
-        options=options,
-    )
-
-
-def _build_stage(
-    encoder: DiscoveryEncoder,
-    task: DiscoveryTask,
-    sampler: TwoStreamBatchSampler,
-    config: TrainConfig,
-    backbone: Backbone,
-) -> Stage:
-    """Return the stage that a resolved configuration describes, before any training."""
-    kind = METHODS[config.method]
-    with seeded(config.seed, torch.device("cpu")):
-        method: Method[Any] = kind(backbone, num_known_classes=task.num_known, **config.options)
-    feed = encoder.feed(sampler, kind, task.label)
-    method = method.to(encoder.device).to(memory_format=torch.channels_last)
-    return Stage(config, method, feed)

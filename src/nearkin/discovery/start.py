@@ -6,12 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from nearkin.classifier.layers import trained_parts
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images
-from nearkin.discovery.features import split_layers
+from nearkin.discovery.features import check_layers
 from nearkin.distributed import num_processes
-from nearkin.encoders.encoder import Encoder, load, weight_bytes
+from nearkin.encoders.encoder import load, weight_bytes
 from nearkin.encoders.sources import license_of
 from nearkin.errors import UsageError
 from nearkin.run.data import OBJECT
@@ -51,7 +50,7 @@ def with_encoder(
         except UsageError as error:  # offline or refused
             why = str(error)
         else:
-            check_layers(encoder, config.train_layers)
+            check_layers(config.train_layers, encoder.backbone)
             return replace(config, encoder=PRETRAINED)
     say(f"encoder  trained on these images: {why}; --encoder takes one that exists")
     return replace(config, method=TrainConfig.method)
@@ -76,9 +75,3 @@ def kept_encoder(config: DiscoverConfig, folder: RunFolder) -> str:
     if config.encoder == "auto":
         return str(folder.stage("features").path)
     return str(folder.start) if config.encoder.startswith(OBJECT) else config.encoder
-
-
-def check_layers(encoder: Encoder, layers: str) -> None:
-    """Refuse an encoder without the layers that `--train-layers` names."""
-    if layers != "top":
-        trained_parts(encoder.backbone, split_layers(layers)[0])

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from nearkin.choices import MODE_METHODS
 from nearkin.types import UNLABELED
 
 Mode = Literal["gcd", "ncd"]
@@ -22,6 +23,22 @@ class DiscoveryTask:
     rows: Int64[np.ndarray, " learned"]  # The images to learn from
     num_known: int
     num_novel: int
+    mode: Mode = "gcd"
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether no unlabeled image is of a known class."""
+        return self.mode == "ncd"
+
+    @property
+    def method(self) -> str:
+        """The method of the last stage."""
+        return MODE_METHODS[self.mode]
+
+    @property
+    def num_classes(self) -> int:
+        """All classes."""
+        return self.num_known + self.num_novel
 
     @property
     def labeled(self) -> Int64[np.ndarray, " labeled"]:
@@ -34,6 +51,11 @@ class DiscoveryTask:
         return self.rows[np.flatnonzero(self.label[self.rows] == UNLABELED)]
 
     @property
+    def largest_batch(self) -> int:
+        """The most images in a batch: half of it may be labeled, and no image is in it twice."""
+        return len(self.unlabeled) + min(len(self.unlabeled), len(self.labeled))
+
+    @property
     def only_novel(self) -> Bool[np.ndarray, "1 classes"]:
         """The classes that an image of a novel class cannot have: the known ones."""
-        return np.arange(self.num_known + self.num_novel)[None] < self.num_known
+        return np.arange(self.num_classes)[None] < self.num_known

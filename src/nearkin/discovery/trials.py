@@ -6,8 +6,9 @@ novel class discovery in tabular data", to tune a method).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -19,12 +20,12 @@ from jaxtyping import Bool, Float, Int64
 
 from nearkin.choices import MODE_METHODS
 from nearkin.classifier.classifier import class_probability, frozen_copy, heads_of
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import DiscoverConfig
 from nearkin.data.rng import permutation
-from nearkin.discovery.features import DiscoveryEncoder, top_features
-from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import Stage, StageInit, class_stage, stage_init
-from nearkin.discovery.task import DiscoveryTask, Mode
+from nearkin.discovery.features import top_features
+from nearkin.discovery.scores import joint_match, mode_match
+from nearkin.discovery.stages import Stage, StageInit, Stages
+from nearkin.discovery.task import DiscoveryTask
 from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable, whole
 from nearkin.metrics.clusters import right
@@ -35,11 +36,6 @@ from nearkin.types import UNLABELED
 RATES: Final = (0.5, 0.25, 0.75)
 """Shares of positive pairs that are tried for NCL, relative to those of equally large classes. The
 first one counts unless another is clearly better."""
-OPTIONS: Final[Mapping[Mode, Mapping[str, Value]]] = {
-    "gcd": {"entropy_weight": 1.0},
-    "ncd": {"joint_weight": 1.0},  # its two heads are also trained as one classifier
-}
-"""Options of the method of a mode that differ from its own."""
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
 MOST_HIDDEN: Final = 0.6  # Largest share of the known classes that a fold hides
@@ -48,41 +44,29 @@ SCORED: Final = 0.2  # Share of each known class that a trial does not learn fro
 
 @dataclass(frozen=True)
 class Candidate:
-    """The method of a mode, with a share of positive pairs where it has one that is not given."""
+    """A method, with a share of positive pairs where it has one that is not given."""
 
-    mode: Mode
+    method: str
     rate: float | None = None
 
-    @property
-    def method(self) -> str:
-        """The method of the last stage."""
-        return MODE_METHODS[self.mode]
-
     def options(self, num_novel: int) -> dict[str, Value]:
-        """Return the options of the method.
+        """Return the options that are chosen.
 
         A rate is relative to that of equally large classes, 1 / num_novel: so one that was chosen
         with few held-out classes fits many novel ones.
         """
-        own = dict(OPTIONS[self.mode])
-        if self.rate is not None:
-            own["positive_rate"] = min(1.0, self.rate / num_novel)
-        return own
+        return {} if self.rate is None else {"positive_rate": min(1.0, self.rate / num_novel)}
 
     def __str__(self) -> str:
-        """As in files and in the log.
-
-        >>> str(Candidate("ncd", 0.5)), str(Candidate("gcd"))
-        ('ncl-0.5', 'simgcd')
-        """
+        """As in files and in the log: `ncl-0.5` or `simgcd`."""
         return self.method if self.rate is None else f"{self.method}-{self.rate:g}"
 
 
 def candidates(config: DiscoverConfig) -> list[Candidate]:
     """Return what trials compare: one candidate, where there is nothing to choose."""
-    if config.mode == "gcd" or "positive_rate" in config.options:
-        return [Candidate(config.mode)]
-    return [Candidate("ncd", rate) for rate in RATES]
+    fixed = config.mode == "gcd" or "positive_rate" in config.options
+    rates: Sequence[float | None] = (None,) if fixed else RATES
+    return [Candidate(MODE_METHODS[config.mode], rate) for rate in rates]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,24 +84,15 @@ class Trial:
     rows: Int64[np.ndarray, " images"]  # Which these are
 
 
-def num_hidden(num_known: int, num_novel: int) -> int:
-    """Return how many known classes a fold hides; 0 if fewer than two would remain known.
+def folds(num_known: int, num_novel: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
+    """Return the classes that each fold hides: no folds, if fewer than two would remain known.
 
     As many beside those that stay known as there are novel classes beside the known ones, within
     bounds: an objective that finds a few classes beside many may lose many beside a few.
-
-    >>> num_hidden(5, 5), num_hidden(69, 30), num_hidden(10, 1000), num_hidden(3, 3)
-    (3, 21, 6, 0)
     """
     alike = math.ceil(num_known * num_novel / (num_known + num_novel))
     hidden = max(2, min(alike, int(MOST_HIDDEN * num_known)))
-    return hidden if num_known - hidden >= 2 else 0
-
-
-def folds(num_known: int, num_novel: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
-    """Return the classes that each fold hides: no folds, if it would hide none."""
-    hidden = num_hidden(num_known, num_novel)
-    if not hidden:
+    if num_known - hidden < 2:
         return []
     order = permutation(seed, 0, num_known)
     disjoint = (FOLDS - 1) * hidden < num_known
@@ -129,10 +104,9 @@ def folds(num_known: int, num_novel: int, seed: int) -> list[Int64[np.ndarray, "
 class Trials:
     """Everything that trials have in common."""
 
-    encoder: DiscoveryEncoder
-    task: DiscoveryTask  # Only its labeled images are used
-    base: TrainConfig
-    mode: Mode  # ncd hides classes; gcd also hides half of the labels of the others
+    stages: Stages
+    """Of their task, only the labeled images are used. In mode ncd classes are hidden; in gcd also
+    half of the labels of the others."""
     folder: Path  # Where finished trials are kept, so that a resumed run does none twice
     options: Mapping[str, Value]  # That were given for the method
     train: Callable[[Stage, str], None]
@@ -140,50 +114,46 @@ class Trials:
 
     def run(self, tried: Sequence[Candidate], num_folds: int = FOLDS) -> Iterator[Trial]:
         """Try every candidate in every fold, or in some."""
-        task = self.task
-        every = enumerate(map(self._hide, folds(task.num_known, task.num_novel, self.base.seed)))
+        task, seed = self.stages.task, self.stages.base.seed
+        every = enumerate(map(self._hide, folds(task.num_known, task.num_novel, seed)))
         # Where there are few labels, some folds leave too few of them to learn from.
-        labeled = (each for each in every if len(each[1].task.labeled) >= 2)
+        labeled = (each for each in every if len(each[1].stages.task.labeled) >= 2)
         for fold, hiding in islice(labeled, num_folds):
-            init = None
+            init, own = None, hiding.stages.task
             for candidate in tried:
-                path = self.folder / f"{self.mode}-{fold}-{candidate}.npz"
+                path = self.folder / f"{task.mode}-{fold}-{candidate}.npz"
                 if not path.exists():
                     # The start is made anew in each fold: a network that was trained on all
                     # known classes has seen the labels of the hidden ones.
-                    init = init or self._init(hiding.task, candidate.method)
+                    init = init or hiding.stages.start(lambda stage: self.train(stage, "known"))
                     self._try(hiding, init, candidate, path)
-                yield Trial(fold, candidate, *_read(path, hiding.task), hiding.task.unlabeled)
+                yield Trial(fold, candidate, *_read(path, own), own.unlabeled)
 
     def _hide(self, hidden: Int64[np.ndarray, " hidden"]) -> "_Hiding":
         """Hide some known classes; their numbers come last."""
-        old, count = self.task.label, self.task.num_known
-        rest = np.setdiff1d(np.arange(count), hidden)
-        number = np.full(count + 1, UNLABELED)  # the last entry is that of UNLABELED, which is -1
-        number[np.concatenate([rest, hidden])] = np.arange(count)
-        truth, label = number[old], number[old]
+        task, seed = self.stages.task, self.stages.base.seed
+        rest = np.setdiff1d(np.arange(task.num_known), hidden)
+        # The last entry is that of UNLABELED, which is -1.
+        number = np.full(task.num_known + 1, UNLABELED)
+        number[np.concatenate([rest, hidden])] = np.arange(task.num_known)
+        truth, label = number[task.label], number[task.label]
         label[truth >= len(rest)] = UNLABELED
-        if self.mode == "gcd":
-            label[permutation(self.base.seed, 1, len(label)) % 2 == 0] = UNLABELED
-        labeled = self.task.labeled
-        scored = labeled[_some_of_each(truth[labeled], self.base.seed)]
-        rows = np.setdiff1d(labeled, scored)
-        return _Hiding(DiscoveryTask(label, rows, len(rest), len(hidden)), truth, scored)
-
-    def _init(self, task: DiscoveryTask, method: str) -> StageInit:
-        return stage_init(
-            self.encoder, task, self.base, method, lambda stage: self.train(stage, "known")
-        )
+        if not task.disjoint:
+            label[permutation(seed, 1, len(label)) % 2 == 0] = UNLABELED
+        scored = task.labeled[_some_of_each(truth[task.labeled], seed)]
+        rows = np.setdiff1d(task.labeled, scored)
+        hiding = DiscoveryTask(label, rows, len(rest), len(hidden), task.mode)
+        return _Hiding(replace(self.stages, task=hiding), truth, scored)
 
     def _try(self, hiding: "_Hiding", init: StageInit, candidate: Candidate, path: Path) -> None:
         """Search for the hidden classes and write how well they were found."""
-        task, truth = hiding.task, hiding.truth
-        given = within(candidate.method, self.options, max(2, len(task.unlabeled)))
+        stages, truth, task = hiding.stages, hiding.truth, hiding.stages.task
+        given = within(task.method, self.options, max(2, len(task.unlabeled)))
         options = candidate.options(task.num_novel) | given
-        stage = class_stage(self.encoder, task, self.base, init, candidate.method, options)
+        stage = stages.classes(init, options)
         self.train(stage, "class")
         heads = frozen_copy(heads_of(stage.method))
-        features = top_features(self.encoder, stage.method)
+        features = top_features(stages.encoder, stage.method)
 
         def predicted(
             rows: Int64[np.ndarray, " n"], impossible: Bool[np.ndarray, "1 classes"] | None
@@ -192,11 +162,10 @@ class Trials:
             with torch.inference_mode():
                 return class_probability(heads, some, impossible).numpy()
 
-        disjoint, rows = self.mode == "ncd", task.unlabeled
-        probability = predicted(rows, task.only_novel if disjoint else None)
-        y, x = truth[rows], probability.argmax(axis=1)
-        matched = (novel_match if disjoint else joint_match)(y, x, task.num_known)
-        correct = right(y, x, matched)
+        y = truth[task.unlabeled]
+        probability = predicted(task.unlabeled, task.only_novel if task.disjoint else None)
+        x = probability.argmax(axis=1)
+        correct = right(y, x, mode_match(y, x, task))
         accuracy = correct.mean()
         if len(hiding.scored):
             classes = predicted(hiding.scored, None).argmax(axis=1)
@@ -214,7 +183,7 @@ def shorter(stage: Stage, name: str) -> None:
 class _Hiding(NamedTuple):
     """A task of finding some known classes."""
 
-    task: DiscoveryTask
+    stages: Stages
     truth: Int64[np.ndarray, " images"]  # The classes, hidden ones last
     scored: Int64[np.ndarray, " scored"]  # Images of all classes that are not learned from
 
@@ -238,7 +207,7 @@ def balanced_accuracy(
 
 def _read(path: Path, task: DiscoveryTask) -> tuple[float, np.ndarray, np.ndarray]:
     """Return accuracy, probabilities, and whether they are right, from the file of a trial."""
-    shape = len(task.unlabeled), task.num_known + task.num_novel
+    shape = len(task.unlabeled), task.num_classes
     with usable(path, "remove it, it will be made again"):
         with path.open("rb") as file:
             stored = read_arrays(file, free_memory())
@@ -257,22 +226,19 @@ def best(trials: Sequence[Trial]) -> Candidate:
     Clearly: by more than a standard error of the mean difference over the folds, of which a single
     one has none (the one-standard-error rule, Breiman et al. 1984, section 3.4.3).
     """
-    tried = dict.fromkeys(trial.candidate for trial in trials)
-    accuracy = {each: _accuracies(trials, each) for each in tried}
-    top = max(tried, key=lambda each: fmean(accuracy[each]))
-    for candidate in tried:
-        behind = np.subtract(accuracy[top], accuracy[candidate])
+    accuracy = accuracies(trials)
+    top = max(accuracy, key=lambda each: fmean(accuracy[each]))
+    for candidate, own in accuracy.items():
+        behind = np.subtract(accuracy[top], own)
         error = behind.std(ddof=1) / math.sqrt(len(behind)) if len(behind) > 1 else 0.0
         if behind.mean() <= error:
             return candidate
     return top
 
 
-def mean_accuracy(trials: Sequence[Trial], candidate: Candidate) -> float:
-    """Return the mean accuracy over the folds."""
-    return fmean(_accuracies(trials, candidate))
-
-
-def _accuracies(trials: Sequence[Trial], candidate: Candidate) -> list[float]:
-    """Return the accuracy in each fold."""
-    return [trial.accuracy for trial in trials if trial.candidate == candidate]
+def accuracies(trials: Sequence[Trial]) -> dict[Candidate, list[float]]:
+    """Return the accuracy in each fold, by candidate."""
+    of = defaultdict[Candidate, list[float]](list)
+    for trial in trials:
+        of[trial.candidate].append(trial.accuracy)
+    return of

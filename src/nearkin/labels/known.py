@@ -36,9 +36,7 @@ from nearkin.schema import as_typed, suggestion
 from nearkin.types import UNLABELED
 
 
-def label_images(
-    images: Images, labeled: str, known: Sequence[str] = (), *, all_labeled: bool = False
-) -> Images:
+def label_images(images: Images, labeled: str, known: Sequence[str] = ()) -> Images:
     """Return the data with known classes as their only labels, so nothing sees what is hidden.
 
     Args:
@@ -48,20 +46,13 @@ def label_images(
             added under their absolute paths.
         known: Instead: names of classes whose labels in the data count. The
             labels of a benchmark may contradict each other, so copies are not looked for.
-        all_labeled: Whether all images may be labeled, so that none is left to discover.
     """
+    if labeled:
+        return _labeled(images, recognize(images, labeled), labeled)
     names = listed(known)
-    if bool(labeled) == bool(names):
-        raise UsageError("say which classes are known: either --labeled PATH, or --known A,B")
-    if names:
-        labels = labels_of(names, images)
-        if len(names) < 2:
-            raise UsageError(f"--known {as_typed(known)}: name at least two classes")
-        if (labels != UNLABELED).all():
-            raise UsageError("--known names all classes, so none is left to discover; omit some")
-        return replace(images, labels=labels, classes=tuple(names))
-    recognized = recognize(images, labeled)
-    return _labeled(images, recognized, labeled, all_labeled=all_labeled)
+    if len(names) < 2:
+        raise UsageError(f"--known {as_typed(known)}: name at least two classes")
+    return replace(images, labels=labels_of(names, images), classes=tuple(names))
 
 
 def listed(known: Sequence[str]) -> list[str]:
@@ -94,13 +85,10 @@ def own_images(images: Images) -> Bool[np.ndarray, " images"]:
     source = images.source
     if not isinstance(source, Either):
         return np.ones(len(images), np.bool_)
-    own: np.ndarray = source.rows < source.start
-    return own
+    return np.asarray(source.rows < source.start)
 
 
-def _labeled(
-    images: Images, recognized: "Recognized", labeled: str, *, all_labeled: bool
-) -> Images:
+def _labeled(images: Images, recognized: "Recognized", labeled: str) -> Images:
     """Return the data and the images that are labeled outside of them, with these labels."""
     everything = union(images, recognized.outside, recognized.prefix)
     own = own_images(everything)
@@ -119,11 +107,6 @@ def _labeled(
         raise DataError(
             f"{labeled}: usable images are labeled as {named(classes)}; "
             "give at least two known classes"
-        )
-    if (numbers != UNLABELED).all() and not all_labeled:
-        raise DataError(
-            f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
-            "give images without a label, too"
         )
     notes = [*recognized.notes, *spellings(recognized.classes.values())]
     notes += noted("left out", lost, "labeled files that cannot be used")

@@ -52,6 +52,7 @@ CURVES: Final = {
         "Scaled by the square root of the dimension: 1 for features spread evenly over the "
         "sphere, 0 for a collapse.",
     ),
+    "entropy": ("Entropy", "Of the mean prediction; 0 if all images are in one class."),
 }
 """Title and note of a chart, by the column of metrics.csv."""
 HEADINGS: Final = {"encoder": "this encoder", "embedding": "its embedding", **TITLES}
