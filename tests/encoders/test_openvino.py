@@ -9,7 +9,7 @@ import torchvision
 from sources import varied
 from torch import nn
 
-from nearkin.encoders.openvino import by_openvino
+from nearkin.encoders.acceleration import by_openvino
 
 pytestmark = pytest.mark.needs("openvino")
 IMAGES = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))

@@ -12,6 +12,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 from zipfile import is_zipfile
@@ -51,6 +53,8 @@ TAUGHT: Final = frozenset({"teacher", "ema"})
 FOLLOWING: Final = frozenset({"student", "momentum", "target", "k", "key"})
 """Words of a prefix whose network they do not: MoCo's key encoder, BYOL's target network."""
 ENOUGH: Final = 0.5  # Share of a network's names that must stand under a prefix
+BATCHES: Final = "num_batches_tracked"  # Counters of batch norms; old versions had none
+Spelling = Callable[[str], str]
 BLOCK: Final = re.compile(r"(^|\.)blocks\.\d+\.(\d+)\.")
 """Blocks in chunks, as DINOv2 saves its training; within a chunk they keep their number."""
 DENSE: Final = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
@@ -64,24 +68,11 @@ FIRST_BLOCK: Final = re.compile(r"(?P<prefix>(?:.+\.)?)(?:layer1|[2-4])\.0\.conv
 class Inert:
     """Stands for an object of a checkpoint that is not loaded: it accepts all and does nothing."""
 
-    def __new__(cls, *_args: object, **_options: object) -> "Inert":
-        """Take the arguments of any constructor."""
-        return super().__new__(cls)
-
-    def __init__(self, *_args: object, **_options: object) -> None:
+    def __init__(self, *_args: object) -> None:
         pass
 
     def __setstate__(self, state: object) -> None:
         pass
-
-    def __setitem__(self, key: object, value: object) -> None:
-        pass
-
-    def append(self, value: object) -> None:
-        """Take an element of any list."""
-
-    def extend(self, values: object) -> None:
-        """Take elements of any list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,25 +128,24 @@ def _read(path: Path) -> Any:
             return load_file(path)
     if start.startswith(b"PK"):
         _check_zip(path)
-    names: set[str] = set()
+    stood_in: set[str] = set()
     while True:
         try:
-            return _load(path, names)
+            return _load(path, stood_in)
         except Exception as error:  # of any kind: the file may hold anything
             blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
             if blocked is None:
-                # torch advises to load all the same, which is what must not be done.
-                own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", str(error), re.S)
-                whole = " ".join((own[1] if own else str(error)).split())
-                reason = whole.partition(". ")[0][:200]  # what follows guesses at causes
-                if not reason or reason.isdecimal():  # the byte at which unpickling gives up
-                    reason = "it is no checkpoint of PyTorch"
+                reason = _reason(str(error))
                 raise CheckpointError(f"{path} cannot be read ({reason}); {REMEDY}") from error
-            more = (_globals(path) | {blocked[1]}) - names
+            more = (_globals(path) | {blocked[1]}) - stood_in
             bad = [name for name in sorted(more) if not INERT.match(name)]
-            names |= more
-            if bad or not more or len(names) > MOST_GLOBALS:
-                raise _refused(path, bad or [blocked[1]]) from error
+            stood_in |= more
+            if bad or not more or len(stood_in) > MOST_GLOBALS:
+                names = ", ".join(abridged(bad or [blocked[1]], 3))
+                raise CheckpointError(
+                    f"{path} holds more than weights ({names}), which could run code; it is not "
+                    "loaded. Save the state_dict() alone, as safetensors"
+                ) from error
 
 
 def _check_zip(path: Path) -> None:
@@ -166,12 +156,21 @@ def _check_zip(path: Path) -> None:
         check_unpacked(file, free_memory())
 
 
-def _load(path: Path, names: set[str]) -> Any:
-    stand_ins = [argparse.Namespace, *((Inert, name) for name in sorted(names))]
+def _load(path: Path, stood_in: set[str]) -> Any:
+    stand_ins = [argparse.Namespace, *((Inert, name) for name in sorted(stood_in))]
     allowed = torch.serialization.safe_globals(stand_ins)  # type: ignore[arg-type]  # pairs, too
     with allowed, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Detected pickle protocol")
         return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _reason(said: str) -> str:
+    """Return why torch does not read a file, without its advice to load it all the same."""
+    own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", said, re.S)
+    whole = " ".join((own[1] if own else said).split())
+    reason = whole.partition(". ")[0][:200]  # what follows guesses at causes
+    only_place = not reason or reason.isdecimal()  # the byte at which unpickling gives up
+    return "it is no checkpoint of PyTorch" if only_place else reason
 
 
 def _globals(path: Path) -> set[str]:
@@ -180,13 +179,6 @@ def _globals(path: Path) -> set[str]:
         return set(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
     except Exception:  # of any kind, as above; then they are met one after the other
         return set()
-
-
-def _refused(path: Path, names: list[str]) -> CheckpointError:
-    return CheckpointError(
-        f"{path} holds more than weights ({', '.join(abridged(names, 3))}), which could run code; "
-        "it is not loaded. Save the state_dict() alone, as safetensors"
-    )
 
 
 def _tensors(content: Any, prefix: str, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -225,36 +217,23 @@ def find_encoder(tensors: Mapping[str, Tensor], body: nn.Module) -> Match | None
     """Return the weights of a network among those of a checkpoint.
 
     Where several are there, such as a student and its teacher, it is the one that its authors
-    evaluate.
-
-    Args:
-        tensors: All of a checkpoint.
-        body: The network.
-
-    Returns:
-        None if less than half of the network's names stand under any prefix.
+    evaluate. None if less than half of the network's names stand under any prefix.
     """
-    names = {name for name in body.state_dict() if not name.endswith("num_batches_tracked")}
-    best: tuple[float, str, Callable[[str], str]] | None = None
+    names = {name for name in body.state_dict() if not name.endswith(BATCHES)}
+    found = list[tuple[int, str, Spelling]]()
     for spelling in _spellings(body, names):
         counts = Counter(
             key[:start]
             for key in tensors
-            for start in _starts(key)
+            for start in (0, *(dot.end() for dot in re.finditer(r"\.", key)))
             if spelling(key[start:]) in names
         )
         most = max(counts.values(), default=0)
-        if most < ENOUGH * len(names) or (best and most <= best[0]):
-            continue
         prefixes = [prefix for prefix, count in counts.items() if count >= 0.9 * most]
-        best = most, min(prefixes, key=lambda prefix: (_rank(prefix), len(prefix))), spelling
-    return _match(tensors, body, best[1], best[2]) if best else None
-
-
-def _starts(key: str) -> Iterator[int]:
-    """Return where a prefix of a name may end."""
-    yield 0
-    yield from (place.end() for place in re.finditer(r"\.", key))
+        prefix = min(prefixes, key=lambda prefix: (_rank(prefix), len(prefix)), default="")
+        found.append((most, prefix, spelling))
+    most, prefix, spelling = max(found, key=itemgetter(0))  # of equals, the first
+    return _match(tensors, body, prefix, spelling) if most >= ENOUGH * len(names) else None
 
 
 def _rank(prefix: str) -> int:
@@ -262,7 +241,7 @@ def _rank(prefix: str) -> int:
     return 0 if words & TAUGHT else 2 if words & FOLLOWING else 1
 
 
-def _spellings(body: nn.Module, names: set[str]) -> list[Callable[[str], str]]:
+def _spellings(body: nn.Module, names: set[str]) -> list[Spelling]:
     """Return how a checkpoint may spell a network's names: as they are, or otherwise."""
     children = {str(number): name for number, (name, _) in enumerate(body.named_children())}
 
@@ -271,39 +250,29 @@ def _spellings(body: nn.Module, names: set[str]) -> list[Callable[[str], str]]:
         first, dot, rest = name.partition(".")
         return f"{children[first]}{dot}{rest}" if first in children else name
 
-    def plain(name: str) -> str:
-        return DENSE.sub(r"\1\2", name)
-
-    def unchunked(name: str) -> str:
-        return BLOCK.sub(r"\1blocks.\2.", name)
-
-    spellings: list[Callable[[str], str]] = [str]
+    spellings: list[Spelling] = [str]
     if not names & {f"{number}.weight" for number in children}:
         spellings.append(numbered)
     if any("denselayer" in name for name in names):
-        spellings.append(plain)
+        spellings.append(partial(DENSE.sub, r"\1\2"))
     if not any(map(BLOCK.search, names)):
-        spellings.append(unchunked)
+        spellings.append(partial(BLOCK.sub, r"\1blocks.\2."))
     return spellings
 
 
 def _match(
-    tensors: Mapping[str, Tensor], body: nn.Module, prefix: str, spelling: Callable[[str], str]
+    tensors: Mapping[str, Tensor], body: nn.Module, prefix: str, spelling: Spelling
 ) -> Match:
     own, state, left = body.state_dict(), dict[str, Tensor](), Counter[str]()
     for key, tensor in tensors.items():
-        name = spelling(key[len(prefix) :])
-        if not key.startswith(prefix):
-            left[_part(key, prefix)] += 1
-        elif name in own or not HEADS.match(name):
+        name = spelling(key.removeprefix(prefix))
+        if key.startswith(prefix) and (name in own or not HEADS.match(name)):
             state[name] = tensor
         else:
             left[_part(key, prefix)] += 1
-    for name, tensor in own.items():  # counters that old versions of torch did not have
-        if name.endswith("num_batches_tracked"):
-            state.setdefault(name, tensor)
+    counters = {name: tensor for name, tensor in own.items() if name.endswith(BATCHES)}
     parts = tuple(f"{part} ({count})" for part, count in left.items())
-    return Match(prefix, state, parts)
+    return Match(prefix, counters | state, parts)
 
 
 def _part(key: str, prefix: str) -> str:
@@ -329,8 +298,3 @@ def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:
     blocks = {match["prefix"] for key in tensors if (match := FIRST_BLOCK.fullmatch(key))}
     prefixes = blocks & {stem["prefix"] for stem in stems if stem}
     return any(f"{prefix}conv2.weight" not in tensors for prefix in prefixes)  # as HRNets have
-
-
-def is_moco_v3(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether names are those of MoCo v3's training (Chen et al. 2021)."""
-    return any("base_encoder." in key for key in tensors)

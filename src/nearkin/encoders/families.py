@@ -9,7 +9,7 @@ and test_rotary_families.py compare them.
 import re
 from typing import Any, Final, NamedTuple
 
-from nearkin.networks.backbone import NATIVE, query_options, timm_names
+from nearkin.networks.backbone import architecture, query_options, timm_names
 
 
 class Deviation(NamedTuple):
@@ -49,22 +49,17 @@ def as_authors(name: str, config: Any = None) -> tuple[str, list[str]]:
         name: `timm:NAME[.TAG][?option=value]`. Its options are kept.
         config: timm's configuration of the weights; None if they are of a file that says nothing.
     """
-    match = NATIVE.fullmatch(name)
-    assert match is not None
-    _, tagged, query = match.groups()
-    bare, _, tag = tagged.partition(".")
+    parts = architecture(name)
     notes = list(getattr(config, "notes", None) or ())
     if any(QUICK_GELU in note for note in notes):
         notes = [note for note in notes if QUICK_GELU not in note]
-        variant = bare.replace("_clip_", "_clip_quickgelu_")
-        if "quickgelu" not in bare and variant in timm_names():
+        variant = parts.bare.replace("_clip_", "_clip_quickgelu_")
+        if "quickgelu" not in parts.bare and variant in timm_names():
             notes.append(f"{QUICK_GELU}, as these weights were trained: {variant}")
-            bare = variant
-    options = query_options(query or "")
-    added = list[str]()
+            parts = parts._replace(bare=variant)
+    options, query = query_options(parts.query), parts.query
     for deviation in DEVIATIONS:
-        if deviation.architectures.fullmatch(bare) and deviation.option not in options:
-            added.append(f"{deviation.option}={deviation.value}")
+        if deviation.architectures.fullmatch(parts.bare) and deviation.option not in options:
+            query += f"{'&' if query else ''}{deviation.option}={deviation.value}"
             notes.append(deviation.what)
-    query = "&".join([query, *added] if query else added)
-    return f"timm:{bare}" + (f".{tag}" if tag else "") + (f"?{query}" if query else ""), notes
+    return str(parts._replace(query=query)), notes

@@ -17,13 +17,11 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from nearkin.data.views import MEAN, STD
 from nearkin.encoders.checkpoints import (
     Checkpoint,
     Match,
     find_encoder,
     has_small_stem,
-    is_moco_v3,
     read_checkpoint,
     taken,
 )
@@ -49,6 +47,7 @@ from nearkin.networks.backbone import (
     NATIVE,
     SMALL,
     SMALL_IMAGE,
+    architecture,
     as_current,
     build_backbone,
     native,
@@ -83,11 +82,7 @@ DIFFERENCES: Final = re.compile(
 
 
 def load_file(
-    architecture: str,
-    path: Path,
-    image_size: int | None,
-    *,
-    allow_partial: bool,
+    architecture: str, path: Path, image_size: int | None, *, allow_partial: bool
 ) -> Pretrained:
     """Load the encoder of a checkpoint.
 
@@ -110,24 +105,17 @@ def load_file(
     # What the file says of itself may be any name of a library, and no code.
     said = "" if names_code(checkpoint.architecture) else checkpoint.architecture
     name = _resolved(architecture or said, size, checkpoint)
-    if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3(checkpoint.tensors):
+    is_moco_v3 = any("base_encoder." in key for key in checkpoint.tensors)
+    if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3:
         name += MOCO_V3_SMALL
     name, notes = _as_authors(name)
     view, license_, assumed = _prepared(name, size)
     body = _network(name, view.image_size)
-    match = find_encoder(checkpoint.tensors, body)
-    if match is None:
-        raise UsageError(f"{path} holds no {name}.{_hint(checkpoint, name)}")
-    if key := _other_shape(match, body):
-        theirs, own = (
-            "x".join(map(str, state[key].shape)) for state in (match.state, body.state_dict())
-        )
-        raise UsageError(
-            f"{path} is of another architecture than {name}: its {key} is {theirs}, not {own}."
-            f"{_hint(checkpoint, name)}"
-        )
-    if assumed and architecture.startswith("timm:") and not small:
-        view, assumed = _assumed(name, image_size, view, match)
+    match = _matching(checkpoint, body, name)
+    # Under a prefix, weights are of another training than timm's.
+    saved_by_timm = not match.prefix or OWN_STATISTICS.search(name)
+    if assumed and architecture.startswith("timm:") and not small and saved_by_timm:
+        view, license_, assumed = _prepared(name, size, as_timms=True)
     body, lines = _filled(body, match, checkpoint, name, view, allow_partial=allow_partial)
     source = origin(str(path.resolve()), license_, path)
     weights = [*taken(match), *lines]
@@ -140,7 +128,12 @@ def _as_authors(name: str) -> tuple[str, list[str]]:
         return f"{name}?transform_input=true", []
     if not name.startswith("timm:"):
         return name, []
-    return as_authors(name, timm_weights(name) if "." in name.partition("?")[0] else None)
+    return as_authors(name, timm_weights(name) if _tag(name) else None)
+
+
+def _tag(name: str) -> str:
+    """Return the tag of weights in the name of an architecture; '' if it has none."""
+    return architecture(name).tag if NATIVE.fullmatch(name) else ""
 
 
 def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> str:
@@ -168,63 +161,44 @@ def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> st
     )
 
 
-def _prepared(name: str, size: int | None) -> tuple[Preprocessing, str | None, str]:
-    """Return the preprocessing of an architecture, its license, and why it is assumed if it is."""
-    native_name = NATIVE.fullmatch(name)
-    bare, _, tag = native_name[2].partition(".") if native_name else (name, "", "")
-    if tag and name.startswith("timm:"):
-        config = timm_weights(name)
-        view = timm_view(config.to_dict(), size or config.input_size[-1])
-        return view, config.license, ""
-    if tag:
+def _prepared(
+    name: str, size: int | None, *, as_timms: bool = False
+) -> tuple[Preprocessing, str | None, str]:
+    """Return how images are prepared, the license, and why the former is assumed, if it is.
+
+    `as_timms` prepares them as for timm's own weights of the architecture, if it has any.
+    """
+    if _tag(name) and not name.startswith("timm:"):
         view = torchvision_view(torchvision_weights(name).transforms(), size)
         return view, TORCHVISION_TERMS, ""
-    size = size or (_default_size(name) if native_name else SIZE)
-    is_transformer = bool(re.search(r"vit|deit|beit|eva|swin|cait", bare))
+    if _tag(name):
+        config = timm_weights(name)
+        return timm_view(config.to_dict(), size or config.input_size[-1]), config.license, ""
+    config = timm_default(name) if name.startswith("timm:") else None
+    # DINOv2's were trained at 518 px in the end, and evaluated at 224 px.
+    is_fixed = config is not None and config.fixed_input_size
+    usual = config.input_size[-1] if is_fixed and "dinov2" not in name else SIZE
+    if config is not None and as_timms:
+        side = size or (usual if is_fixed else config.input_size[-1])
+        return timm_view(config.to_dict(), side), None, "as timm's own of this architecture"
+    side, is_transformer = size or usual, re.search(r"vit|deit|beit|eva|swin|cait", name)
     view = Preprocessing(
-        image_size=size,
+        image_size=side,
         crop="center",
-        resize_to=size if size < SMALL_IMAGE else round(size * RESIZE / SIZE),
+        resize_to=side if side < SMALL_IMAGE else round(side * RESIZE / SIZE),
         interpolation="bicubic" if is_transformer else "bilinear",
-        mean=MEAN,
-        std=STD,
     )
     return view, None, "the file does not say"
 
 
-def _assumed(
-    name: str, size: int | None, otherwise: Preprocessing, match: Match
-) -> tuple[Preprocessing, str]:
-    """Return the preprocessing of timm's default weights of an architecture, and why.
-
-    Under a prefix, weights are of another training: then only where all weights of the family
-    have the same.
-    """
-    config = timm_default(name)
-    if config is None or (match.prefix and not OWN_STATISTICS.search(name)):
-        return otherwise, "the file does not say"
-    own = otherwise.image_size if config.fixed_input_size else config.input_size[-1]
-    return timm_view(config.to_dict(), size or own), "as timm's own of this architecture"
-
-
-def _default_size(name: str) -> int:
-    """Return the side of the images of an architecture without a tag of weights."""
-    if name.startswith("torchvision:") or "dinov2" in name:
-        return SIZE  # DINOv2's were trained at 518 px in the end, and evaluated at 224 px
-    config = timm_default(name)
-    return config.input_size[-1] if config and config.fixed_input_size else SIZE
-
-
 def _network(name: str, size: int) -> nn.Module:
-    """Return an architecture, untrained."""
     return native(name, size) if NATIVE.fullmatch(name) else build_backbone(name, size).body
 
 
 @cache
 def _without_weights(name: str) -> nn.Module:
-    """Return an architecture that is only to be compared with; to build one takes a while."""
     with torch.device("meta"):
-        return native(name, SIZE)
+        return native(name, SIZE)  # once for all files: to build it takes a while
 
 
 def looks_like(checkpoint: Checkpoint) -> str:
@@ -246,11 +220,24 @@ def _hint(checkpoint: Checkpoint, name: str) -> str:
     return f" Its weights are {', '.join(abridged(list(checkpoint.tensors), 3))}"
 
 
-def _other_shape(match: Match, body: nn.Module) -> str:
-    """Return the first weight of another width or of other patches than the network's; or ''.
+def _matching(checkpoint: Checkpoint, body: nn.Module, name: str) -> Match:
+    """Return the weights of a network in a checkpoint; refuse those of another one."""
+    match = find_encoder(checkpoint.tensors, body)
+    if match is None:
+        raise UsageError(f"{checkpoint.path} holds no {name}.{_hint(checkpoint, name)}")
+    if key := _other_shape(match, body):
+        theirs, own = (
+            "x".join(map(str, state[key].shape)) for state in (match.state, body.state_dict())
+        )
+        raise UsageError(
+            f"{checkpoint.path} is of another architecture than {name}: its {key} is {theirs}, "
+            f"not {own}.{_hint(checkpoint, name)}"
+        )
+    return match
 
-    Libraries would interpolate it.
-    """
+
+def _other_shape(match: Match, body: nn.Module) -> str:
+    """Return the first weight of another shape, which libraries would interpolate; or ''."""
     own = body.state_dict()
     differing = (
         key

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from typing_extensions import override
 from nearkin.encoders.layout import read_json, weights_file
 from nearkin.encoders.libraries import Pretrained, described, differences
 from nearkin.encoders.origin import folder_license, origin
-from nearkin.encoders.preprocessing import Crop, Interpolation, Preprocessing
+from nearkin.encoders.preprocessing import RESAMPLING, Crop, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.files import usable
 from nearkin.schema import suggestion
@@ -48,12 +49,7 @@ POOLING: Final = {
 
 The pooling layer of `vit` is trained for classification only, and is left away.
 """
-TOWERS: Final = {
-    "aimv2": "aimv2_vision_model",
-    "clip": "clip_vision_model",
-    "siglip": "siglip_vision_model",
-    "siglip2": "siglip2_vision_model",
-}
+TOWERS: Final = {kind: f"{kind}_vision_model" for kind in ("aimv2", "clip", "siglip", "siglip2")}
 """Models of images and text, and the model type of the part that sees images."""
 IN_TIMM: Final = {
     "beit": "beit",
@@ -97,12 +93,10 @@ class TransformersNetwork(nn.Module):
         self.kind = kind
         self.pooling = pooling
         config: Any = model.config
-        self.side = getattr(config, "patch_size", 0)  # Of patches, in pixels
-        accepted = inspect.signature(model.forward).parameters
+        self.patch_size = getattr(config, "patch_size", 1)  # Their side in pixels
         # Without effect at the size of the weights; needed at all others.
-        self.options = {"interpolate_pos_encoding": True}
-        if "interpolate_pos_encoding" not in accepted:
-            self.options = {}
+        interpolates = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+        self.options = {"interpolate_pos_encoding": True} if interpolates else {}
 
     @override
     def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
@@ -116,10 +110,11 @@ class TransformersNetwork(nn.Module):
     def _arguments(self, images: Tensor) -> dict[str, Tensor]:
         """Return the arguments of the model for images."""
         if self.kind == "siglip2_vision_model":
-            return _patches(images, self.side)
+            return _patches(images, self.patch_size)
         if self.kind == "vit_mae":
             # The order of noise is the order of the patches: none is masked or moved.
-            count = (images.shape[-2] // self.side) * (images.shape[-1] // self.side)
+            rows, columns = (side // self.patch_size for side in images.shape[-2:])
+            count = rows * columns
             noise = torch.arange(count, device=images.device, dtype=torch.float32)
             return {"pixel_values": images, "noise": noise.expand(len(images), count)}
         return {"pixel_values": images}
@@ -179,19 +174,19 @@ def load_transformers(
     tower = TOWERS.get(kind, kind)
     if tower not in POOLING:
         raise _other_kind(folder, kind)
-    part = config.get("vision_config", {}) if kind in TOWERS else config
     file = weights_file(folder)
-    remedy = "download it again, or save it with save_pretrained"
-    with usable(folder, remedy):
-        settings = {key: _clean(value) for key, value in part.items() if _keep(key)}
+    with usable(folder, "download it again, or save it with save_pretrained"):
+        settings = _clean(config.get("vision_config", {}) if kind in TOWERS else config)
         if tower == "vit_mae":
             settings["mask_ratio"] = 0.0  # features are of whole images
         view = _view(folder, kind, image_size)
-    _check_patches(view.image_size, settings.get("patch_size"))
-    with usable(folder, remedy):
         body, report = _with_weights(folder, tower, settings)
-    missing, unexpected = _differences(report)
-    differing = differences(missing, unexpected)
+    unexpected = [
+        name
+        for name in report["unexpected_keys"]
+        if not name.startswith(UNUSED) and name.rpartition(".")[2] != "position_ids"
+    ]
+    differing = differences(sorted(report["missing_keys"]), sorted(unexpected))
     if differing and not allow_partial:
         raise UsageError(
             f"{folder} does not fit its config.json: {differing}; give a whole folder, or "
@@ -215,24 +210,12 @@ def _other_kind(folder: Path, kind: str) -> UsageError:
     return UsageError(f"{what}.{suggestion(kind, known)} It reads {', '.join(known)}")
 
 
-def _check_patches(image_size: int, side: Any) -> None:
-    """Refuse images that are not whole patches: the rest would be left away without a word."""
-    if isinstance(side, int) and image_size % side:
-        raise UsageError(
-            f"images of {image_size} px are not whole patches of {side} px; choose --image-size "
-            f"{max(1, round(image_size / side)) * side}"
-        )
-
-
-def _keep(key: str) -> bool:
-    return not key.startswith("_") and key not in FORBIDDEN
-
-
 def _clean(value: Any) -> Any:
     """Return a value of a configuration without what would choose code from elsewhere."""
-    if isinstance(value, Mapping):
-        return {key: _clean(each) for key, each in value.items() if _keep(str(key))}
-    return value
+    if not isinstance(value, Mapping):
+        return value
+    kept = (key for key in value if not str(key).startswith("_") and key not in FORBIDDEN)
+    return {key: _clean(value[key]) for key in kept}
 
 
 def _described(kind: str, config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
@@ -287,16 +270,6 @@ def aligned(model: nn.Module) -> nn.Module:
     return model
 
 
-def _differences(report: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return names that are missing and left over, without heads and text."""
-    unexpected = [
-        name
-        for name in report["unexpected_keys"]
-        if not name.startswith(UNUSED) and name.rpartition(".")[2] != "position_ids"
-    ]
-    return sorted(report["missing_keys"]), sorted(unexpected)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers from printing: what matters of it is reported by nearkin."""
@@ -316,9 +289,7 @@ def quiet() -> Iterator[None]:
 # ---------------------------------------------------------------- preprocessing of transformers
 
 
-INTERPOLATIONS: Final[Mapping[int, Interpolation]] = {
-    0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic",
-}  # fmt: skip
+INTERPOLATIONS: Final = {number.value: name for name, number in RESAMPLING.items()}
 """By Pillow's numbers."""
 
 
@@ -400,15 +371,11 @@ def _square(size: Mapping[str, int]) -> int:
 def _statistics(processor: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     """Return mean and deviation for pixels from 0 to 1."""
     factor = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
-    mean: tuple[float, ...] = (0.0,) * 3
-    std: tuple[float, ...] = (1.0,) * 3
+    given = {"mean": 0.0, "std": 1.0}
     if processor.get("do_normalize"):
-        mean, std = (_three(processor[key]) for key in ("image_mean", "image_std"))
+        given = {name: processor[f"image_{name}"] for name in given}
+    # One number is that of all channels.
     return {
-        "mean": tuple(m / factor for m in mean),
-        "std": tuple(s / factor for s in std),
+        name: tuple((np.broadcast_to(np.asarray(value, np.float64), 3) / factor).tolist())
+        for name, value in given.items()
     }
-
-
-def _three(value: Any) -> tuple[float, ...]:
-    return (float(value),) * 3 if isinstance(value, int | float) else tuple(map(float, value))

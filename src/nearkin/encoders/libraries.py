@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,7 @@ from nearkin.encoders.origin import (
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.files import usable
-from nearkin.networks.backbone import NATIVE, RESERVED, native, timm_names, torchvision_names
+from nearkin.networks.backbone import RESERVED, architecture, native
 from nearkin.networks.branch import size_error
 from nearkin.networks.input_size import check_patches
 from nearkin.schema import suggestion
@@ -90,28 +89,11 @@ def check_size(name: str, image_size: int) -> None:
 # ---------------------------------------------------------------- timm
 
 
-def timm_architecture(name: str) -> str:
-    """Return NAME.TAG of `timm:NAME.TAG?options`.
-
-    Raises:
-        UsageError: If timm does not have that architecture.
-    """
-    match, untagged = NATIVE.fullmatch(name), name.partition(".")[0]
-    if match is None or match[2].partition(".")[0] not in timm_names():
-        names = [f"timm:{each}" for each in timm_names()]
-        raise UsageError(
-            f"timm has no architecture {untagged.removeprefix('timm:').strip()}."
-            f"{suggestion(untagged, names)} `nearkin list pretrained` lists what has "
-            "weights"
-        )
-    return match[2]
-
-
 def timm_default(name: str) -> Any:
     """Return timm's configuration of an architecture's default weights; None if it has none."""
     import timm
 
-    return timm.get_pretrained_cfg(timm_architecture(name))
+    return timm.get_pretrained_cfg(architecture(name).tagged)
 
 
 def timm_weights(name: str) -> Any:
@@ -122,16 +104,16 @@ def timm_weights(name: str) -> Any:
     """
     import timm
 
-    bare, _, tag = timm_architecture(name).partition(".")
-    tags = timm.list_pretrained(f"{bare}.*")
-    known = bool(tags) if not tag else f"{bare}.{tag}" in tags  # timm raises if not
-    config = timm.get_pretrained_cfg(f"{bare}.{tag}".rstrip(".")) if known else None
+    parts = architecture(name)
+    tags = timm.list_pretrained(f"{parts.bare}.*")
+    known = parts.tagged in tags if parts.tag else bool(tags)  # timm raises if not
+    config = timm.get_pretrained_cfg(parts.tagged) if known else None
     if config is None or not config.has_weights:
         names = [f"timm:{each}" for each in tags]
         listed = f" It has {', '.join(names[:6])}" if names else ""
         raise UsageError(
             f"timm has no weights {name}.{suggestion(name, names)}{listed}; "
-            f"`nearkin list pretrained {bare}` lists all"
+            f"`nearkin list pretrained {parts.bare}` lists all"
         )
     return config
 
@@ -157,21 +139,8 @@ def timm_view(config: Mapping[str, Any], size: int) -> Preprocessing:
     )
 
 
-def load_timm(
-    name: str,
-    image_size: int | None,
-    *,
-    allow_partial: bool,
-    label: str,
-) -> Pretrained:
-    """Load an encoder of timm.
-
-    Args:
-        name: `timm:NAME` or `timm:NAME.TAG`.
-        image_size: Side of the images, if not that of the weights.
-        allow_partial: Whether weights may be missing or left over.
-        label: What the user calls it, for messages.
-    """
+def load_timm(name: str, image_size: int | None, *, allow_partial: bool, label: str) -> Pretrained:
+    """Load `timm:NAME` or `timm:NAME.TAG`; `label` is what the user calls it, for messages."""
     config = timm_weights(name)
     name, notes = as_authors(name, config)
     size = image_size or config.input_size[-1]
@@ -186,8 +155,7 @@ def load_timm(
         where = str(config.url)
         file = torch_file(label, where)
         overlay = {"file": str(file)}  # or timm would read it without verifying it
-    with fitting(name, where):
-        body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
+    body = _read(name, size, overlay, config.num_classes, where, strict=not allow_partial)
     return described(body, name, view, origin(where, config.license, file), notes=notes)
 
 
@@ -204,9 +172,8 @@ def load_timm_folder(
         size = image_size or int(values["input_size"][-1])
         classes = int(values["num_classes"])
         view = timm_view(values, size)
-    with fitting(name, str(path)):
-        overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
-        body = timm_body(name, size, overlay, classes, strict=not allow_partial)
+    overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
+    body = _read(name, size, overlay, classes, str(path), strict=not allow_partial)
     named = folder_license(path)
     license_ = stored.get("license") if named == NOT_STATED else named
     source = origin(str(path.resolve()), license_, file)
@@ -263,20 +230,21 @@ def timm_body(
     built = num_classes if strict else 0
     values = {**overlay, "num_classes": num_classes if strict else -1, "label_offset": 0}
     with to_stderr():
-        body = native(
+        body: Any = native(
             name, size, pretrained=True, pretrained_cfg_overlay=values, num_classes=built
         )
     if built:
-        reset: Any = body.reset_classifier
-        reset(0)
-    return body
+        body.reset_classifier(0)
+    network: nn.Module = body
+    return network
 
 
-@contextmanager
-def fitting(name: str, where: str) -> Iterator[None]:
-    """Turn what timm says of weights that it cannot use into one line."""
+def _read(
+    name: str, size: int, overlay: Mapping[str, Any], num_classes: int, where: str, *, strict: bool
+) -> nn.Module:
+    """Return `timm_body`; what timm says of weights that it cannot use becomes one line."""
     try:
-        yield
+        return timm_body(name, size, overlay, num_classes, strict=strict)
     except NearkinError:
         raise
     except Exception as error:  # of many kinds, by timm's version
@@ -307,11 +275,7 @@ def torchvision_weights(name: str) -> Any:
     """
     from torchvision.models import get_model_weights
 
-    bare, _, tag = name.removeprefix("torchvision:").partition("?")[0].partition(".")
-    if bare not in torchvision_names():
-        names = [f"torchvision:{each}" for each in torchvision_names()]
-        hint = suggestion(f"torchvision:{bare}", names)
-        raise UsageError(f"torchvision has no model {bare.strip()}.{hint}")
+    _, bare, tag, _ = architecture(name)
     known = get_model_weights(bare)
     if tag not in ("", *known.__members__):
         hint = suggestion(tag, known.__members__)

@@ -50,22 +50,19 @@ def hub_file(name: str, repository: str, filename: str | None = None) -> Path:
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.constants import ENDPOINT
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     repository, _, revision = repository.partition("@")
     names = (filename,) if filename else HUB_NAMES
+    at = revision or "main"
     for each in names:
-        cached = try_to_load_from_cache(repository, each, revision=revision or None)
+        cached = try_to_load_from_cache(repository, each, revision=at)
         if isinstance(cached, str):
             return Path(cached)
-    with fetching(name, f"{ENDPOINT}/{repository}/resolve/{revision or 'main'}/{names[0]}"):
+    with fetching(name, f"{ENDPOINT}/{repository}/resolve/{at}/{names[0]}"):
         for each in names:
-            try:
-                return Path(hf_hub_download(repository, each, revision=revision or None))
-            except LocalEntryNotFoundError:
-                raise
-            except EntryNotFoundError:
-                continue
+            with contextlib.suppress(RemoteEntryNotFoundError):
+                return Path(hf_hub_download(repository, each, revision=at))
     raise UsageError(f"{ENDPOINT}/{repository} has no weights that nearkin reads")
 
 

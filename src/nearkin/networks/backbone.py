@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from jaxtyping import Float
@@ -130,7 +130,11 @@ def _build(name: str, image_size: int) -> nn.Module:
     if library in ("", "torchvision") and bare in torchvision_names():
         return _with_stem(_from_torchvision(bare), num_channels)
     if library in ("", "timm") and bare in timm_names():
-        return _from_timm(bare, image_size, num_channels)
+        options = {"in_chans": num_channels} if num_channels != 3 else {}
+        if bare.startswith(("vit_", "deit")):  # position embeddings are made for one size
+            options["img_size"] = image_size
+            options |= {"patch_size": 4} if image_size < SMALL_IMAGE else {}
+        return _from_timm(bare, **options)
     hint = suggestion(bare, [*SMALL, *torchvision_names(), *timm_names()])
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin list backbones` lists them")
 
@@ -180,6 +184,43 @@ NATIVE: Final = re.compile(r"(timm|torchvision):(\w[\w.-]*)(?:\?(.*))?")
 """An architecture as its library builds it: `timm:NAME` or `timm:NAME?option=value&...`."""
 
 
+class Architecture(NamedTuple):
+    """A name that `NATIVE` matches, taken apart."""
+
+    library: str
+    bare: str
+    tag: str  # Of weights, in timm's names and in torchvision's; or ''
+    query: str
+
+    @property
+    def tagged(self) -> str:
+        """The name in its library."""
+        return f"{self.bare}.{self.tag}" if self.tag else self.bare
+
+    @override
+    def __str__(self) -> str:
+        query = f"?{self.query}" if self.query else ""
+        return f"{self.library}:{self.tagged}{query}"
+
+
+def architecture(name: str) -> Architecture:
+    """Take apart the name of an architecture as its library builds it.
+
+    Raises:
+        UsageError: If the library does not have it.
+    """
+    match, (library, _, rest) = NATIVE.fullmatch(name), name.partition(":")
+    tagged, query = (match[2], match[3] or "") if match else (rest.strip(), "")
+    bare, _, tag = tagged.partition(".")
+    names = timm_names() if library == "timm" else torchvision_names()
+    if match is None or bare not in names:
+        hint = suggestion(f"{library}:{bare}", [f"{library}:{each}" for each in names])
+        raise UsageError(
+            f"{library} has no architecture {bare}.{hint} `nearkin list backbones` lists them"
+        )
+    return Architecture(library, bare, tag, query)
+
+
 RESERVED: Final = (
     "cache_dir", "checkpoint_path", "exportable", "features_only", "kwargs", "pretrained",
     "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "scriptable", "weights",
@@ -191,33 +232,32 @@ def native(name: str, image_size: int, **loading: object) -> nn.Module:
     """Return a network just as its library builds it, without a classifier.
 
     Args:
-        name: What `NATIVE` matches. timm's tag of weights may stand in the name, and so may
-            torchvision's: `torchvision:resnet50.IMAGENET1K_V1`. Options are those of the
-            library, values in JSON.
+        name: What `NATIVE` matches. Options are those of the library, values in JSON.
         image_size: Side of the images in pixels; position embeddings are made for it.
         loading: Further arguments of the library, such as `pretrained`.
 
     Raises:
         UsageError: If the library does not have it.
     """
-    match = NATIVE.fullmatch(name)
-    assert match is not None
-    library, bare, query = match.groups()
-    options: dict[str, object] = query_options(query or "")
+    parts = architecture(name)
+    options = query_options(parts.query)
     if bad := sorted(options.keys() & {*RESERVED}):
         raise UsageError(f"{name} sets {bad[0]}, which is no option of an architecture")
     options |= loading
-    names = timm_names() if library == "timm" else torchvision_names()
-    if bare.partition(".")[0] not in names:
-        hint = suggestion(bare.partition(".")[0], names)
+    if parts.library == "torchvision":
+        options |= {"image_size": image_size} if parts.bare.startswith("vit_") else {}
+        return _from_torchvision(parts.bare, **options)
+    import timm
+
+    config = timm.get_pretrained_cfg(parts.tagged)
+    if config and config.fixed_input_size:
+        options["img_size"] = image_size
+    try:
+        return _from_timm(parts.tagged, **options)
+    except TypeError as error:
         raise UsageError(
-            f"{library} has no architecture {bare}.{hint} `nearkin list backbones` lists"
-        )
-    if library == "timm":
-        return _native_timm(bare, image_size, options)
-    if bare.startswith("vit_"):
-        options["image_size"] = image_size
-    return _from_torchvision(bare.partition(".")[0], **options)
+            f"timm cannot build {parts.tagged}: {error}; correct its options"
+        ) from error
 
 
 def query_options(query: str) -> dict[str, object]:
@@ -231,29 +271,10 @@ def query_options(query: str) -> dict[str, object]:
     return options
 
 
-def _native_timm(name: str, image_size: int, options: dict[str, object]) -> nn.Module:
-    import timm
-
-    options, body = {"num_classes": 0, **options}, None
-    config = timm.get_pretrained_cfg(name)
-    if config and config.fixed_input_size:
-        options["img_size"] = image_size
-        # Views of several sizes, by position embeddings that are interpolated on the way, where
-        # the architecture has that option.
-        with suppress(TypeError):
-            body = timm.create_model(name, dynamic_img_size=True, **options)
-    try:
-        created: nn.Module = body or timm.create_model(name, **options)
-    except TypeError as error:
-        raise UsageError(f"timm cannot build {name}: {error}; correct its options") from error
-    return created
-
-
 def as_current(state: Mapping[str, Tensor], body: nn.Module) -> Mapping[str, Tensor]:
     """Return weights as those of the version of the network's classes that is installed."""
     versioned: Any = OrderedDict(state)
-    own: Any = body.state_dict()
-    versioned._metadata = getattr(own, "_metadata", None)
+    versioned._metadata = getattr(body.state_dict(), "_metadata", None)
     current: Mapping[str, Tensor] = versioned
     return current
 
@@ -282,18 +303,17 @@ def _from_torchvision(name: str, **options: object) -> nn.Module:
     raise UsageError(f"backbone {name} has no classifier to take off; use timm/{name}")
 
 
-def _from_timm(name: str, image_size: int, num_channels: int) -> nn.Module:
+def _from_timm(name: str, **options: object) -> nn.Module:
     import timm
 
-    options: dict[str, object] = {"num_classes": 0}
-    options |= {"in_chans": num_channels} if num_channels != 3 else {}
-    if name.startswith(("vit_", "deit")):  # position embeddings are made for one size
-        options["img_size"] = image_size
-        options |= {"patch_size": 4} if image_size < SMALL_IMAGE else {}
-        with suppress(TypeError):  # multi-crop, where the architecture can interpolate for it
+    options = {"num_classes": 0, **options}
+    if "img_size" in options:
+        # Views of several sizes, by position embeddings that are interpolated on the way, where
+        # the architecture has that option.
+        with suppress(TypeError):
             dynamic: nn.Module = timm.create_model(name, dynamic_img_size=True, **options)
             return dynamic
-    body: nn.Module = timm.create_model(name, pretrained=False, **options)
+    body: nn.Module = timm.create_model(name, **options)
     return body
 
 

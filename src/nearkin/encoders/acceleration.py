@@ -1,12 +1,16 @@
-"""Batch norms folded into the convolutions before them: fewer passes over memory at inference."""
+"""The same features in less time on a CPU: by batch norms in convolutions, or by OpenVINO."""
 
 import copy
+import warnings
 from collections import Counter
+from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
+from typing_extensions import override
 
 from nearkin.networks.branch import Module, eval_mode, hooked
 
@@ -36,8 +40,11 @@ def fold_batch_norms(network: Module, images: Tensor) -> Module:
         folded = copy.deepcopy(network)
         for conv, norm in pairs.items():
             _fold(folded, conv, norm)
-        difference = (folded(images) - features).abs().max()
-    return folded if difference <= TOLERANCE * features.abs().max() else network
+        return folded if _are_close(folded(images), features) else network
+
+
+def _are_close(features: Tensor, expected: Tensor) -> bool:
+    return bool((features - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
 def _pairs(network: nn.Module, images: Tensor) -> tuple[dict[str, str], Tensor]:
@@ -71,5 +78,52 @@ def _fold(network: nn.Module, conv_name: str, norm_name: str) -> None:
     statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics)
     rest = [getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)]
-    parent, _, own = norm_name.rpartition(".")
-    setattr(network.get_submodule(parent), own, nn.Sequential(*rest) if rest else nn.Identity())
+    network.set_submodule(norm_name, nn.Sequential(*rest) if rest else nn.Identity())
+
+
+def has_openvino() -> bool:
+    """Whether `pip install 'nearkin[openvino]'` has been done."""
+    return find_spec("openvino") is not None
+
+
+class OpenVINONetwork(nn.Module):
+    """A network that OpenVINO has compiled, with a torch module's interface."""
+
+    def __init__(self, compiled: Any) -> None:
+        super().__init__()
+        self.compiled = compiled
+
+    @override
+    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
+        return torch.from_numpy(self.compiled(images.contiguous().numpy())[0])
+
+
+def by_openvino(network: nn.Module, images: Float[Tensor, "batch _ _ _"]) -> nn.Module | None:
+    """Return a network as OpenVINO computes it in float32, with as many threads as torch has.
+
+    Args:
+        network: Any, on the CPU. It is left as it is.
+        images: At least three that differ, which both compute; later ones are of the same size.
+
+    Returns:
+        None if OpenVINO cannot compute the network, or its features are not those of torch.
+    """
+    import openvino
+
+    with torch.no_grad(), eval_mode(network), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on how OpenVINO traces
+        expected = network(images)
+        try:
+            # Traced with others: what the trace has kept of them shows in the difference below.
+            model = openvino.convert_model(
+                network, example_input=images[:2].flip(0), input=[-1, *images.shape[1:]]
+            )
+            settings = {
+                "INFERENCE_PRECISION_HINT": "f32",  # by default bfloat16, where it is native
+                "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+                "NUM_STREAMS": 1,
+            }
+            compiled = OpenVINONetwork(openvino.Core().compile_model(model, "CPU", settings))
+            return compiled if _are_close(compiled(images), expected) else None
+        except Exception:  # of many kinds: an operation that it does not have
+            return None
