@@ -93,7 +93,8 @@ class TransformersNetwork(nn.Module):
         self.kind = kind
         self.pooling = pooling
         config: Any = model.config
-        self.patch_size = getattr(config, "patch_size", 1)  # Their side in pixels
+        # Side of patches in pixels; a ConvNeXt calls the stride of its stem so.
+        self.patch_size = 1 if kind == "convnextv2" else getattr(config, "patch_size", 1)
         # Without effect at the size of the weights; needed at all others.
         interpolates = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
         self.options = {"interpolate_pos_encoding": True} if interpolates else {}

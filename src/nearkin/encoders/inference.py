@@ -98,13 +98,9 @@ def inference(
     """
     size = images_at_once(encoder.image_size, device) if batch_size == "auto" else batch_size
     is_cpu, network = device.type == "cpu", None
+    many = count * encoder.image_size**2 >= WORTH
     encoder.to(device)
-    if (
-        is_cpu
-        and precision != "bf16"
-        and count * encoder.image_size**2 >= WORTH
-        and has_openvino()
-    ):
+    if is_cpu and precision != "bf16" and many and has_openvino():
         network = by_openvino(encoder.backbone, _noise(encoder, 3))
     if network is None:
         network = encoder.to(memory_format=torch.channels_last).backbone
