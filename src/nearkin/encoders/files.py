@@ -17,43 +17,15 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from nearkin.encoders.checkpoints import (
-    Checkpoint,
-    Match,
-    find_encoder,
-    has_small_stem,
-    read_checkpoint,
-    taken,
-)
-from nearkin.encoders.families import OWN_STATISTICS, as_authors
-from nearkin.encoders.libraries import (
-    TORCHVISION_TERMS,
-    Pretrained,
-    check_size,
-    described,
-    differences,
-    timm_body,
-    timm_default,
-    timm_view,
-    timm_weights,
-    torchvision_view,
-    torchvision_weights,
-)
+from nearkin.encoders import checkpoints, libraries
+from nearkin.encoders.checkpoints import Checkpoint, Match
+from nearkin.encoders.libraries import Pretrained, described, differences
 from nearkin.encoders.origin import origin
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.extensions import is_reference, names_code
-from nearkin.networks.backbone import (
-    NATIVE,
-    SMALL,
-    SMALL_IMAGE,
-    architecture,
-    as_current,
-    build_backbone,
-    native,
-    timm_names,
-    torchvision_names,
-)
+from nearkin.networks import backbone
+from nearkin.networks.backbone import NATIVE, SMALL, SMALL_IMAGE, timm_names, torchvision_names
 from nearkin.schema import suggestion
 from nearkin.text import abridged
 
@@ -98,9 +70,9 @@ def load_file(
         CheckpointError: If the file is damaged, or holds more than tensors.
     """
     if image_size and NATIVE.fullmatch(architecture):
-        check_size(architecture, image_size)
-    checkpoint = read_checkpoint(path)
-    small = has_small_stem(checkpoint.tensors)
+        libraries.check_size(architecture, image_size)
+    checkpoint = checkpoints.read_checkpoint(path)
+    small = checkpoints.has_small_stem(checkpoint.tensors)
     size = image_size or (SMALL_SIZE if small else None)
     # What the file says of itself may be any name of a library, and no code.
     said = "" if names_code(checkpoint.architecture) else checkpoint.architecture
@@ -113,12 +85,12 @@ def load_file(
     body = _network(name, view.image_size)
     match = _matching(checkpoint, body, name)
     # Under a prefix, weights are of another training than timm's.
-    saved_by_timm = not match.prefix or OWN_STATISTICS.search(name)
+    saved_by_timm = not match.prefix or libraries.OWN_STATISTICS.search(name)
     if assumed and architecture.startswith("timm:") and not small and saved_by_timm:
         view, license_, assumed = _prepared(name, size, as_timms=True)
     body, lines = _filled(body, match, checkpoint, name, view, allow_partial=allow_partial)
     source = origin(str(path.resolve()), license_, path)
-    weights = [*taken(match), *lines]
+    weights = [*checkpoints.taken(match), *lines]
     return described(body, name, view, source, weights=weights, notes=notes, assumed=assumed)
 
 
@@ -128,12 +100,12 @@ def _as_authors(name: str) -> tuple[str, list[str]]:
         return f"{name}?transform_input=true", []
     if not name.startswith("timm:"):
         return name, []
-    return as_authors(name, timm_weights(name) if _tag(name) else None)
+    return libraries.as_authors(name, libraries.timm_weights(name) if _tag(name) else None)
 
 
 def _tag(name: str) -> str:
     """Return the tag of weights in the name of an architecture; '' if it has none."""
-    return architecture(name).tag if NATIVE.fullmatch(name) else ""
+    return backbone.architecture(name).tag if NATIVE.fullmatch(name) else ""
 
 
 def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> str:
@@ -168,19 +140,16 @@ def _prepared(
 
     `as_timms` prepares them as for timm's own weights of the architecture, if it has any.
     """
-    if _tag(name) and not name.startswith("timm:"):
-        view = torchvision_view(torchvision_weights(name).transforms(), size)
-        return view, TORCHVISION_TERMS, ""
     if _tag(name):
-        config = timm_weights(name)
-        return timm_view(config.to_dict(), size or config.input_size[-1]), config.license, ""
-    config = timm_default(name) if name.startswith("timm:") else None
+        return *libraries.prepared(name, size), ""
+    config = libraries.timm_default(name) if name.startswith("timm:") else None
     # DINOv2's were trained at 518 px in the end, and evaluated at 224 px.
     is_fixed = config is not None and config.fixed_input_size
     usual = config.input_size[-1] if is_fixed and "dinov2" not in name else SIZE
     if config is not None and as_timms:
         side = size or (usual if is_fixed else config.input_size[-1])
-        return timm_view(config.to_dict(), side), None, "as timm's own of this architecture"
+        view = libraries.timm_view(config.to_dict(), side)
+        return view, None, "as timm's own of this architecture"
     side, is_transformer = size or usual, re.search(r"vit|deit|beit|eva|swin|cait", name)
     view = Preprocessing(
         image_size=side,
@@ -192,20 +161,22 @@ def _prepared(
 
 
 def _network(name: str, size: int) -> nn.Module:
-    return native(name, size) if NATIVE.fullmatch(name) else build_backbone(name, size).body
+    if NATIVE.fullmatch(name):
+        return backbone.native(name, size)
+    return backbone.build_backbone(name, size).body
 
 
 @cache
 def _without_weights(name: str) -> nn.Module:
     with torch.device("meta"):
-        return native(name, SIZE)  # once for all files: to build it takes a while
+        return backbone.native(name, SIZE)  # once for all files: to build it takes a while
 
 
 def looks_like(checkpoint: Checkpoint) -> str:
     """Return the usual architecture whose weights a checkpoint holds, by its bare name; or ''."""
     for name in USUAL:
         body = _without_weights(name)
-        match = find_encoder(checkpoint.tensors, body)
+        match = checkpoints.find_encoder(checkpoint.tensors, body)
         names = match.state.keys() - {"mask_token"} if match else set()
         if match and names == body.state_dict().keys() and not _other_shape(match, body):
             return name.partition(":")[2]
@@ -222,7 +193,7 @@ def _hint(checkpoint: Checkpoint, name: str) -> str:
 
 def _matching(checkpoint: Checkpoint, body: nn.Module, name: str) -> Match:
     """Return the weights of a network in a checkpoint; refuse those of another one."""
-    match = find_encoder(checkpoint.tensors, body)
+    match = checkpoints.find_encoder(checkpoint.tensors, body)
     if match is None:
         raise UsageError(f"{checkpoint.path} holds no {name}.{_hint(checkpoint, name)}")
     if key := _other_shape(match, body):
@@ -282,7 +253,7 @@ def _copied(state: Mapping[str, Tensor], body: nn.Module, name: str, size: int) 
     from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
     if isinstance(body, MNASNet):  # others read files of older versions, which do not say so
-        state = as_current(state, body)
+        state = backbone.as_current(state, body)
     if isinstance(body, VisionTransformer):
         state = interpolate_embeddings(size, body.patch_size, OrderedDict(state))
     try:
@@ -300,7 +271,7 @@ def _converted(state: dict[str, Tensor], name: str, size: int) -> tuple[nn.Modul
     """
     overlay = {"state_dict": state}
     try:
-        return timm_body(name, size, overlay, 0, strict=True), ""
+        return libraries.timm_body(name, size, overlay, 0, strict=True), ""
     except (RuntimeError, KeyError, ValueError, AssertionError, AttributeError) as error:
         text = " ".join(str(error).split())
         names_by_kind = {
@@ -309,4 +280,4 @@ def _converted(state: dict[str, Tensor], name: str, size: int) -> tuple[nn.Modul
         if not names_by_kind or "size mismatch" in text:
             raise UsageError(f"the weights do not fit {name}: {text[:200]}") from error
     differing = differences(names_by_kind.get("Missing", []), names_by_kind.get("Unexpected", []))
-    return timm_body(name, size, overlay, 0, strict=False), differing
+    return libraries.timm_body(name, size, overlay, 0, strict=False), differing

@@ -1,17 +1,22 @@
-"""Encoders of timm and torchvision: names, preprocessing, and weights by timm's own loading."""
+"""Encoders of timm and torchvision: names, preprocessing, and weights by timm's own loading.
+
+Where timm builds a network otherwise than its authors, it is built as by its authors, and what is
+changed is printed: another pooling or activation costs accuracy without any error. DINOv2, MAE,
+I-JEPA, AIMv2, ConvNeXt V2, EVA-02 and Perception Encoder need no change, which tests compare.
+"""
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import torch
 from torch import nn
 
-from nearkin.encoders.families import as_authors
 from nearkin.encoders.layout import weights_file
 from nearkin.encoders.origin import (
     NOT_STATED,
@@ -24,7 +29,13 @@ from nearkin.encoders.origin import (
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.files import usable
-from nearkin.networks.backbone import RESERVED, architecture, native
+from nearkin.networks.backbone import (
+    RESERVED,
+    architecture,
+    native,
+    query_options,
+    timm_names,
+)
 from nearkin.networks.branch import size_error
 from nearkin.networks.input_size import check_patches
 from nearkin.schema import suggestion
@@ -32,6 +43,36 @@ from nearkin.text import abridged
 
 FLATTENED: Final = ("AlexNet", "SqueezeNet", "VGG")
 """Networks of torchvision without a pooling to one position, or with it in their classifier."""
+
+
+class Deviation(NamedTuple):
+    """An option of an architecture of timm that its authors set otherwise."""
+
+    architectures: re.Pattern[str]
+    option: str
+    value: str
+    what: str
+    """The sentence that is printed: what the authors do, and where they say so."""
+
+
+DEVIATIONS: Final = (
+    Deviation(
+        re.compile(r"vit_\w+_dinov3(_qkvb)?"),
+        "global_pool",
+        "token",
+        "class token, as DINOv3 is evaluated (arXiv:2508.10104, section 6.1); timm averages",
+    ),
+    Deviation(
+        re.compile(r"vit_\w+_siglip_\d+"),
+        "act_layer",
+        "gelu_tanh",
+        "GELU by tanh, as SigLIP was trained (flax.linen.gelu); timm has the exact one",
+    ),
+)
+OWN_STATISTICS: Final = re.compile(r"clip|siglip|eva|_pe_|aimv2|beit")
+"""Families of timm whose images are always normalized alike, and mostly not by ImageNet's mean."""
+QUICK_GELU: Final = "QuickGELU"
+"""In timm's notes on weights that were trained with x sigmoid(1.702 x) in the place of GELU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +178,29 @@ def timm_view(config: Mapping[str, Any], size: int) -> Preprocessing:
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
     )
+
+
+def as_authors(name: str, config: Any = None) -> tuple[str, list[str]]:
+    """Return the name of an encoder of timm as its authors use it, and what is to be said of it.
+
+    Args:
+        name: `timm:NAME[.TAG][?option=value]`. Its options are kept.
+        config: timm's configuration of the weights; None if they are of a file that says nothing.
+    """
+    parts = architecture(name)
+    notes = list(getattr(config, "notes", None) or ())
+    if any(QUICK_GELU in note for note in notes):
+        notes = [note for note in notes if QUICK_GELU not in note]
+        variant = parts.bare.replace("_clip_", "_clip_quickgelu_")
+        if "quickgelu" not in parts.bare and variant in timm_names():
+            notes.append(f"{QUICK_GELU}, as these weights were trained: {variant}")
+            parts = parts._replace(bare=variant)
+    options, query = query_options(parts.query), parts.query
+    for deviation in DEVIATIONS:
+        if deviation.architectures.fullmatch(parts.bare) and deviation.option not in options:
+            query += f"{'&' if query else ''}{deviation.option}={deviation.value}"
+            notes.append(deviation.what)
+    return str(parts._replace(query=query)), notes
 
 
 def load_timm(name: str, image_size: int | None, *, allow_partial: bool, label: str) -> Pretrained:
@@ -284,8 +348,12 @@ def torchvision_weights(name: str) -> Any:
     return known[tag] if tag else known.DEFAULT
 
 
-def torchvision_view(transforms: Any, image_size: int | None = None) -> Preprocessing:
-    """Return the preprocessing that weights of torchvision come with."""
+def prepared(name: str, image_size: int | None) -> tuple[Preprocessing, str | None]:
+    """Return how images are prepared for the weights that a name means, and their license."""
+    if name.startswith("timm:"):
+        config = timm_weights(name)
+        return timm_view(config.to_dict(), image_size or config.input_size[-1]), config.license
+    transforms = torchvision_weights(name).transforms()
     view = Preprocessing(
         image_size=transforms.crop_size[0],
         crop="center",
@@ -294,4 +362,4 @@ def torchvision_view(transforms: Any, image_size: int | None = None) -> Preproce
         mean=tuple(transforms.mean),
         std=tuple(transforms.std),
     )
-    return view.resized(image_size) if image_size else view
+    return view.resized(image_size) if image_size else view, TORCHVISION_TERMS
