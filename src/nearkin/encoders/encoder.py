@@ -208,8 +208,6 @@ def write_encoder(
 
     `details` are plain values: backbone name, image_size and where the weights come from.
     """
-    from safetensors.torch import save
-
     view = preprocessing or Preprocessing(int(details["image_size"]))
     described = {
         **details,
@@ -219,8 +217,14 @@ def write_encoder(
         "image_size": view.image_size,
         "preprocessing": view.to_dict(),
     }
-    metadata = {"nearkin": json.dumps(described)}
-    write_whole(path, save(separate_weights(backbone.body), metadata=metadata))
+    write_tensors(path, backbone.body, "nearkin", described)
+
+
+def write_tensors(path: Path, network: nn.Module, key: str, noted: Any) -> None:
+    """Write what `read_tensors` reads, whole or not at all: weights, and plain values at a key."""
+    from safetensors.torch import save
+
+    write_whole(path, save(separate_weights(network), metadata={key: json.dumps(noted)}))
 
 
 def separate_weights(network: nn.Module) -> dict[str, Tensor]:
@@ -249,7 +253,6 @@ def object_name(encoder: Encoder) -> str:
 
 
 def _in_memory(name: str) -> Encoder:
-    """Return the encoder of an `object_name`."""
     if name not in _OBJECTS:
         raise UsageError(f"{name} is no longer in memory; pass the encoder itself")
     return _OBJECTS[name]
@@ -344,11 +347,7 @@ def _of_run(run: str, backbone: nn.Module | None, *, trust_remote_code: bool) ->
 
 
 def check_named(encoder: Encoder) -> None:
-    """Refuse a network that no file can name: a run that starts from it could not be loaded.
-
-    Raises:
-        UsageError: Saying how to give it a name.
-    """
+    """Refuse a network that no file can name: a run that starts from it could not be loaded."""
     if encoder.details.get("backbone") == CUSTOM:
         raise UsageError(
             "the encoder is a network of your own, which a run cannot name; train it with "

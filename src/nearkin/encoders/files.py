@@ -88,9 +88,16 @@ def load_file(
     saved_by_timm = not match.prefix or libraries.OWN_STATISTICS.search(name)
     if assumed and architecture.startswith("timm:") and not small and saved_by_timm:
         view, license_, assumed = _prepared(name, size, as_timms=True)
-    body, lines = _filled(body, match, checkpoint, name, view, allow_partial=allow_partial)
+    body, differing = _filled(body, match, name, view.image_size)
+    if differing and not allow_partial:
+        raise UsageError(
+            f"{path} does not fit {name}: {differing}; give the right ARCHITECTURE@FILE, or "
+            f"--allow-partial.{_hint(checkpoint, name)}"
+        )
+    if not all(tensor.isfinite().all() for tensor in body.state_dict().values()):
+        raise CheckpointError(f"{path} has weights that are not finite; get another")
     source = origin(str(path.resolve()), license_, path)
-    weights = [*checkpoints.taken(match), *lines]
+    weights = [*checkpoints.taken(match), *filter(None, [differing])]
     return described(body, name, view, source, weights=weights, notes=notes, assumed=assumed)
 
 
@@ -196,55 +203,34 @@ def _matching(checkpoint: Checkpoint, body: nn.Module, name: str) -> Match:
     match = checkpoints.find_encoder(checkpoint.tensors, body)
     if match is None:
         raise UsageError(f"{checkpoint.path} holds no {name}.{_hint(checkpoint, name)}")
-    if key := _other_shape(match, body):
-        theirs, own = (
-            "x".join(map(str, state[key].shape)) for state in (match.state, body.state_dict())
-        )
+    if differing := _other_shape(match, body):
         raise UsageError(
-            f"{checkpoint.path} is of another architecture than {name}: its {key} is {theirs}, "
-            f"not {own}.{_hint(checkpoint, name)}"
+            f"{checkpoint.path} is of another architecture than {name}: {differing}."
+            f"{_hint(checkpoint, name)}"
         )
     return match
 
 
 def _other_shape(match: Match, body: nn.Module) -> str:
-    """Return the first weight of another shape, which libraries would interpolate; or ''."""
+    """Name the first weight of another shape, which libraries would interpolate; or ''."""
     own = body.state_dict()
-    differing = (
-        key
-        for key, tensor in match.state.items()
-        if key in own and tensor.shape != own[key].shape
-        if tensor.ndim == own[key].ndim and not RESIZED.search(key)
-    )
-    return next(differing, "")
+    for key, tensor in match.state.items():
+        shapes = tensor.shape, own.get(key, tensor).shape
+        if shapes[0] != shapes[1] and tensor.ndim == len(shapes[1]) and not RESIZED.search(key):
+            theirs, ours = ("x".join(map(str, shape)) for shape in shapes)
+            return f"its {key} is {theirs}, not {ours}"
+    return ""
 
 
-def _filled(
-    body: nn.Module,
-    match: Match,
-    checkpoint: Checkpoint,
-    name: str,
-    view: Preprocessing,
-    *,
-    allow_partial: bool,
-) -> tuple[nn.Module, list[str]]:
-    """Return the network with its weights, and lines on what is missing or left over."""
+def _filled(body: nn.Module, match: Match, name: str, size: int) -> tuple[nn.Module, str]:
+    """Return the network with its weights, and what is missing or left over."""
     own, state = body.state_dict(), match.state
     if own.keys() <= state.keys() and "register_tokens" not in state:
         state.pop("mask_token", None)  # for images that are masked while training
     fits = state.keys() == own.keys() and all(state[k].shape == own[k].shape for k in own)
     if fits or not name.startswith("timm:"):
-        differing = _copied(state, body, name, view.image_size)
-    else:
-        body, differing = _converted(state, name, view.image_size)
-    if differing and not allow_partial:
-        raise UsageError(
-            f"{checkpoint.path} does not fit {name}: {differing}; give the right "
-            f"ARCHITECTURE@FILE, or --allow-partial.{_hint(checkpoint, name)}"
-        )
-    if not all(tensor.isfinite().all() for tensor in body.state_dict().values()):
-        raise CheckpointError(f"{checkpoint.path} has weights that are not finite; get another")
-    return body, [differing] if differing else []
+        return body, _copied(state, body, name, size)
+    return _converted(state, name, size)
 
 
 def _copied(state: Mapping[str, Tensor], body: nn.Module, name: str, size: int) -> str:

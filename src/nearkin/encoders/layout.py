@@ -70,17 +70,14 @@ def weights_among(files: Collection[str]) -> list[str]:
     ['model.safetensors.index.json', 'model-*.safetensors']
     """
     name = next((name for name in WEIGHTS if name in files), "")
+    if not name.endswith(INDEX):
+        return [name] if name else []
     whole = Path(name.removesuffix(INDEX))
-    parts = [f"{whole.stem}-*{whole.suffix}"] if name.endswith(INDEX) else []
-    return [name, *parts] if name else []
+    return [name, f"{whole.stem}-*{whole.suffix}"]
 
 
 def weights_file(folder: Path) -> Path:
-    """Return the file of weights in a folder, or of their index.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Return the file of weights in a folder, or of their index; a UsageError without any."""
     found = weights_among([file.name for file in folder.iterdir()])
     if not found:
         raise UsageError(f"{folder} has a config.json but no weights; put model.safetensors there")

@@ -97,11 +97,8 @@ def torch_file(name: str, url: str) -> Path:
     """Return torch's copy of the file at an address, downloaded if there is none.
 
     torch verifies what it downloads. What is there already may be of anybody, in a shared cache
-    or put there by hand, so it is verified here.
-
-    Raises:
-        UsageError: If it cannot be had, with what to download, and where to put it.
-        CheckpointError: If its SHA-256 does not begin as its name says.
+    or put there by hand, so it is verified here. Errors are those of `hub_file`, and a
+    CheckpointError if its SHA-256 does not begin as its name says.
     """
     from torch.hub import download_url_to_file  # noqa: TID251  (it reads nothing)
 
@@ -186,16 +183,10 @@ def _missing(name: str, url: str, reason: str) -> UsageError:
 def origin(source: str, license_: str | None, file: Path) -> dict[str, str]:
     """Return what an encoder's file keeps of where its weights come from: no path of this machine.
 
-    Args:
-        source: An address, or the path of a file or folder, whose name is kept.
-        license_: The license that the source names.
-        file: The weights, whose checksum is kept.
+    `source` is an address, or the path of a file or folder, whose name is kept.
     """
-    return {
-        "source": without_folder(source),
-        "license": license_ or NOT_STATED,
-        "sha256": sha256(file),
-    }
+    license_ = license_ or NOT_STATED
+    return {"source": without_folder(source), "license": license_, "sha256": sha256(file)}
 
 
 def without_folder(source: str) -> str:
