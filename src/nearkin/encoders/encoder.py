@@ -25,6 +25,7 @@ from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
 from nearkin.encoders import folders, sources
 from nearkin.encoders.files import SIZE
+from nearkin.encoders.layout import is_folder
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
@@ -412,7 +413,7 @@ def is_own(source: str | Path) -> bool:
     if str(source).startswith(OBJECT):
         return False
     if path.is_dir():
-        return not (path / "config.json").exists()  # as folders of Hugging Face have
+        return not is_folder(path)
     if not path.is_file():
         return not sources.is_name(str(source))
     return path.suffix == ".safetensors" and not sources.is_foreign(path)

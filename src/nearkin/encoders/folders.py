@@ -328,17 +328,11 @@ def _processor(folder: Path, kind: str) -> dict[str, Any]:
     # Old names: `ViTFeatureExtractor`, `ViTImageProcessorFast`.
     named = stored.get("image_processor_type", stored.get("feature_extractor_type", ""))
     named = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
-    for name in (
-        f"{named}Pil" if named else "",
-        named,
-        names.get("pil"),
-        names.get("torchvision"),
-    ):
+    for name in (named and f"{named}Pil", named, names.get("pil"), names.get("torchvision")):
         cls = get_image_processor_class_from_name(name) if name else None
         if cls is not None:
-            options = {key: value for key, value in stored.items() if key not in ("auto_map",)}
-            processor = cls(**options).to_dict()
-            return {**processor, "class": cls.__name__, "crop_pct": processor.get("crop_pct")}
+            stored.pop("auto_map", None)
+            return {**cls(**stored).to_dict(), "class": cls.__name__}
     raise ValueError("it has no preprocessor_config.json that transformers knows")
 
 
@@ -353,7 +347,7 @@ def _geometry(processor: Mapping[str, Any]) -> tuple[Crop, int, int]:
     size = processor.get("size") or {}
     short = size.get("shortest_edge")
     if short and processor["class"].startswith("ConvNext"):
-        share = float(processor["crop_pct"] or 224 / 256)
+        share = float(processor.get("crop_pct") or 224 / 256)
         # Larger images are not cropped.
         return ("squash", short, short) if short >= 384 else ("center", int(short / share), short)
     edge = int(short or _square(size))

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
@@ -17,14 +18,14 @@ from typing_extensions import override
 from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.errors import UsageError
 from nearkin.extensions import is_reference, load_reference
-from nearkin.networks.branch import Backbone, as_backbone, size_error
+from nearkin.networks.branch import Backbone, as_backbone, first_convolution, size_error
 from nearkin.networks.input_size import resize_input
 from nearkin.schema import suggestion
 
 
-def conv_norm(fan_in: int, fan_out: int, size: int, stride: int = 1) -> nn.Sequential:
+def conv_norm(fan_in: int, fan_out: int, size: int) -> nn.Sequential:
     """A convolution without bias and its batch norm."""
-    conv = nn.Conv2d(fan_in, fan_out, size, stride, padding=size // 2, bias=False)
+    conv = nn.Conv2d(fan_in, fan_out, size, padding=size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(fan_out))
 
 
@@ -36,12 +37,11 @@ def half() -> nn.AvgPool2d:
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut (He et al. 2016, figure 2)."""
 
-    def __init__(self, fan_in: int, fan_out: int, stride: int = 1) -> None:
+    def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
-        self.first = conv_norm(fan_in, fan_out, 3, stride)
+        self.first = conv_norm(fan_in, fan_out, 3)
         self.second = conv_norm(fan_out, fan_out, 3)
-        same = fan_in == fan_out and stride == 1
-        self.shortcut = nn.Identity() if same else conv_norm(fan_in, fan_out, 1, stride)
+        self.shortcut = nn.Identity() if fan_in == fan_out else conv_norm(fan_in, fan_out, 1)
         self.relu = nn.ReLU(inplace=True)
         self.drop_path: nn.Module = nn.Identity()  # see `set_drop_path`
 
@@ -84,12 +84,11 @@ def build_backbone(name: str, image_size: int) -> Backbone:
     """Return the backbone of that name, untrained, for images of `image_size` pixels.
 
     Args:
-        name: One of `nearkin.networks.backbone.SMALL`, a torchvision name (`resnet18`,
-            `torchvision/resnet18`) or a timm name (`timm/resnet18`, `vit_tiny_patch16_224`). A
-            bare name that both libraries have means torchvision's. Below 64 px, vision
-            transformers are built with patches of 4 px, whatever their name says, and residual
-            networks with a small stem. `timm:NAME` and `torchvision:NAME` are built as the
-            libraries do at any size, as pretrained weights need it; see `native`.
+        name: One of `SMALL`, a torchvision name (`resnet18`, `torchvision/resnet18`) or a timm
+            name (`timm/resnet18`, `vit_tiny_patch16_224`). A bare name that both libraries have
+            means torchvision's. Below 64 px, vision transformers are built with patches of 4 px,
+            whatever their name says, and residual networks with a small stem. `timm:NAME` and
+            `torchvision:NAME` are built as the libraries do at any size; see `native`.
             Or FILE.py:NAME or module:NAME of a function or class that returns the network. A name
             of any kind but the native ones may end in `?built_for=32`: what it is for images of
             32 px, at another size. Before that, it may have `?in_chans=13`, as timm calls it: a
@@ -165,16 +164,11 @@ def with_channels(name: str, num_channels: int) -> str:
 
 def _with_stem(body: nn.Module, num_channels: int) -> nn.Module:
     """Give a network a first convolution for images of other channels, in place."""
-    if num_channels == 3:
-        return body
-    name, conv = next(
-        (name, module) for name, module in body.named_modules() if isinstance(module, nn.Conv2d)
-    )
-    arguments = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
-    options = {key: getattr(conv, key) for key in arguments}
-    parent, _, own = name.rpartition(".")
-    stem = nn.Conv2d(num_channels, bias=conv.bias is not None, **options)
-    setattr(body.get_submodule(parent), own, stem)
+    conv = first_convolution(body)
+    if num_channels != 3 and conv is not None:
+        conv.in_channels = num_channels
+        conv.weight = nn.Parameter(torch.empty(len(conv.weight), num_channels, *conv.kernel_size))
+        conv.reset_parameters()
     return body
 
 

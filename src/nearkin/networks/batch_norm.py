@@ -60,21 +60,6 @@ def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
     return F.batch_norm(x, mean, half, by, shift, training=False, eps=0.5)
 
 
-def groups_as_channels(x: Tensor, groups: int) -> Tensor:
-    """Lay consecutive parts of a batch side by side, each with channels of its own.
-
-    From (group x row, channel, ...) to (row, group x channel, ...), in channels_last memory.
-    """
-    parts: Tensor = x.movedim(1, -1).unflatten(0, (groups, -1))
-    return parts.movedim(0, -2).flatten(-2).movedim(-1, 1)
-
-
-def groups_as_rows(x: Tensor, groups: int) -> Tensor:
-    """Undo `groups_as_channels`."""
-    parts: Tensor = x.movedim(1, -1).unflatten(-1, (groups, -1))
-    return parts.movedim(-2, 0).flatten(0, 1).movedim(-1, 1)
-
-
 def normalize_in_groups(network: nn.Module, groups: int) -> None:
     """Let every batch norm inside take its statistics over `groups` equal parts of the batch.
 
@@ -223,9 +208,16 @@ class GroupedBatchNorm(_BatchNorm):
         return normal, torch.stack([mean, var])
 
     def _all_groups(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-        """Do what `_one_group` does with each, in one kernel."""
-        wide, running = self._one_group(groups_as_channels(x, groups), groups)
-        return groups_as_rows(wide, groups), running.unflatten(1, (groups, -1)).movedim(1, 0)
+        """Do what `_one_group` does with each, in one kernel.
+
+        From (group x row, channel, ...) to (row, group x channel, ...) and back, in channels_last
+        memory.
+        """
+        parts: Tensor = x.movedim(1, -1).unflatten(0, (groups, -1))
+        wide, running = self._one_group(parts.movedim(0, -2).flatten(-2).movedim(-1, 1), groups)
+        apart: Tensor = wide.movedim(1, -1).unflatten(-1, (groups, -1))
+        normal = apart.movedim(-2, 0).flatten(0, 1).movedim(-1, 1)
+        return normal, running.unflatten(1, (groups, -1)).movedim(1, 0)
 
     def _shared_group(self, x: Tensor) -> Tensor:
         """Normalize rows whose group several processes share."""
