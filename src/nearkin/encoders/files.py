@@ -58,12 +58,8 @@ def load_file(
 ) -> Pretrained:
     """Load the encoder of a checkpoint.
 
-    Args:
-        architecture: `timm:NAME`, `torchvision:NAME`, or a backbone's name as in `--backbone`;
-            empty if the file says it.
-        path: The checkpoint.
-        image_size: Side of the images, if not that of the architecture.
-        allow_partial: Whether weights may be missing or left over.
+    The architecture is `timm:NAME`, `torchvision:NAME`, or a backbone's name as in `--backbone`;
+    empty if the file says it.
 
     Raises:
         UsageError: If there is no such architecture or file, or one is not that of the other.

@@ -79,13 +79,7 @@ FORBIDDEN: Final = (
 
 
 class TransformersNetwork(nn.Module):
-    """A network of transformers as one from images to features.
-
-    Args:
-        model: What sees images.
-        kind: Its model type.
-        pooling: How one vector is made of an image.
-    """
+    """A network of transformers, by its model type (`kind`), as one from images to features."""
 
     def __init__(self, model: nn.Module, kind: str, pooling: str) -> None:
         super().__init__()
@@ -140,11 +134,7 @@ def require_transformers() -> None:
 
 
 def untrained_network(details: Mapping[str, Any]) -> nn.Module:
-    """Build a network of transformers from what its details say, with random weights.
-
-    Raises:
-        UsageError: If transformers is not installed, or does not have that model type.
-    """
+    """Build a network of transformers from what its details say, with random weights."""
     require_transformers()
     kind = str(details["backbone"]).removeprefix(PREFIX)
     model_class, config = _described(kind, details["config"])
@@ -156,13 +146,7 @@ def untrained_network(details: Mapping[str, Any]) -> nn.Module:
 def load_transformers(
     folder: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
 ) -> Pretrained:
-    """Load the part of a folder of transformers that sees images.
-
-    Args:
-        folder: With config.json, weights and mostly preprocessor_config.json.
-        config: What config.json holds.
-        image_size: Side of the images, if not that of the folder's preprocessing.
-        allow_partial: Whether weights may be missing or left over.
+    """Load the part of a folder of transformers that sees images, by what its config.json holds.
 
     Raises:
         UsageError: If transformers is not installed, has no such model, or weights do not fit.

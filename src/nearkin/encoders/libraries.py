@@ -114,11 +114,7 @@ def differences(missing: Sequence[str], unexpected: Sequence[str]) -> str:
 
 
 def check_size(name: str, image_size: int) -> None:
-    """Refuse a size of images before weights are fetched, read or interpolated to no patch at all.
-
-    Raises:
-        UsageError: If the patches of the architecture do not divide it, or its library refuses.
-    """
+    """Refuse a size of images before weights are fetched, read or interpolated to no patch."""
     try:
         with torch.device("meta"):
             body = native(name, image_size)
@@ -138,11 +134,7 @@ def timm_default(name: str) -> Any:
 
 
 def timm_weights(name: str) -> Any:
-    """Return timm's configuration of the weights that a name means.
-
-    Raises:
-        UsageError: If there are none.
-    """
+    """Return timm's configuration of the weights that a name means; refuse one without any."""
     import timm
 
     parts = architecture(name)
@@ -183,9 +175,7 @@ def timm_view(config: Mapping[str, Any], size: int) -> Preprocessing:
 def as_authors(name: str, config: Any = None) -> tuple[str, list[str]]:
     """Return the name of an encoder of timm as its authors use it, and what is to be said of it.
 
-    Args:
-        name: `timm:NAME[.TAG][?option=value]`. Its options are kept.
-        config: timm's configuration of the weights; None if they are of a file that says nothing.
+    Options in the name are kept. `config` is timm's of the weights; None if they are of a file.
     """
     parts = architecture(name)
     notes = list(getattr(config, "notes", None) or ())
@@ -279,15 +269,9 @@ def timm_body(
 ) -> nn.Module:
     """Return a network with its weights, by timm's own loading, without its classifier.
 
-    Args:
-        name: What `native` takes.
-        size: Side of the images in pixels.
-        overlay: Where timm takes the weights from: values of its configuration.
-        num_classes: Of the classifier in the weights; 0: they have none.
-        strict: Whether weights must neither be missing nor left over.
-
-    Raises:
-        RuntimeError: If they do not fit.
+    `overlay` holds values of timm's configuration, such as where it takes the weights from;
+    `num_classes` is of the classifier in them, 0 if they have none. If `strict`, weights may
+    neither be missing nor left over.
     """
     # timm is strict if the classifier is that of the weights, which is taken off afterwards, and
     # not strict if it is not. Not all of its architectures take an option for that.
@@ -332,11 +316,7 @@ TORCHVISION_TERMS: Final = (
 
 
 def torchvision_weights(name: str) -> Any:
-    """Return torchvision's weights of `torchvision:NAME` or `torchvision:NAME.WEIGHTS`.
-
-    Raises:
-        UsageError: If there are none.
-    """
+    """Return torchvision's weights of `torchvision:NAME[.WEIGHTS]`; refuse unknown ones."""
     from torchvision.models import get_model_weights
 
     _, bare, tag, _ = architecture(name)

@@ -40,10 +40,7 @@ MAX_CARD: Final = 1_000_000  # bytes of a README that is read
 def hub_file(name: str, repository: str, filename: str | None = None) -> Path:
     """Return a file of weights on the Hugging Face hub, downloaded into the hub's own cache.
 
-    Args:
-        name: The encoder, for messages.
-        repository: `owner/name`, or `owner/name@revision`.
-        filename: If not one of `HUB_NAMES`.
+    The encoder's name is for messages; the repository is `owner/name` or `owner/name@revision`.
 
     Raises:
         UsageError: If it is not there and cannot be downloaded.

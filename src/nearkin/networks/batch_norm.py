@@ -72,11 +72,9 @@ def normalize_in_groups(network: nn.Module, groups: int) -> None:
 
 
 def normalize_by_chunk(network: nn.Module, groups: int) -> None:
-    """Let every batch norm inside take its statistics over one chunk at a time.
+    """Let every batch norm inside take its statistics over one of `groups` chunks at a time.
 
-    Args:
-        network: Changed in place, to be run within `accumulate_statistics`.
-        groups: Number of chunks of the batch.
+    The network is changed in place, to be run within `accumulate_statistics`.
 
     Raises:
         UsageError: If a batch norm has other groups.
