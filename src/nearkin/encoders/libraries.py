@@ -342,4 +342,5 @@ def prepared(name: str, image_size: int | None) -> tuple[Preprocessing, str | No
         mean=tuple(transforms.mean),
         std=tuple(transforms.std),
     )
-    return view.resized(image_size) if image_size else view, TORCHVISION_TERMS
+    sized = view.resized(image_size) if image_size else view
+    return sized, TORCHVISION_TERMS
