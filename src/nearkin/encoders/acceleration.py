@@ -60,15 +60,12 @@ def _pairs(network: nn.Module, images: Tensor) -> tuple[dict[str, str], Tensor]:
         elif id(inputs[0]) in outputs:
             pairs[outputs[id(inputs[0])][0]] = names[module]
 
-    with hooked([m for m in names if isinstance(m, nn.Conv2d) or _is_norm(m)], note):
+    # Without running statistics, a norm is no constant factor.
+    norms = [m for m in names if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None]
+    with hooked([*norms, *(m for m in names if isinstance(m, nn.Conv2d))], note):
         features = network(images)
     once = {conv: norm for conv, norm in pairs.items() if uses[conv] == uses[norm] == 1}
     return once, features
-
-
-def _is_norm(module: nn.Module) -> bool:
-    """Whether a module is a batch norm with running statistics, of torch or timm."""
-    return isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
 
 
 def _fold(network: nn.Module, conv_name: str, norm_name: str) -> None:

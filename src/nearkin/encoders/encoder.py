@@ -24,9 +24,8 @@ from nearkin.data.decode import BadImage, Pixels, is_deep, rgb_pixels
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
 from nearkin.encoders import folders, sources
-from nearkin.encoders.files import SIZE
-from nearkin.encoders.layout import is_folder
-from nearkin.encoders.origin import origin_lines
+from nearkin.encoders.checkpoints import SIZE
+from nearkin.encoders.origin import is_folder, origin_lines, weights_among
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
@@ -53,7 +52,6 @@ FORMATS: Final = ("1", "2", "3")
 AGAIN = "train it again"
 ARCHITECTURE = ("backbone", "config", "pooling")
 """Details that say what network it is; the last two, of networks of transformers."""
-WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 CUSTOM = "custom"  # Name of a backbone that was passed from Python
 _OBJECTS: Final = WeakValueDictionary[str, "Encoder"]()
 
@@ -461,7 +459,8 @@ def weight_bytes(source: str) -> int:
     """
     path = Path(source.rpartition("@")[2])
     if path.is_dir() and not is_own(path):
-        return sum(file.stat().st_size for file in path.iterdir() if file.suffix in WEIGHTS)
+        patterns = weights_among([file.name for file in path.iterdir()])
+        return sum(file.stat().st_size for each in patterns for file in path.glob(each))
     if (file := _file_of(path)).is_file():
         return file.stat().st_size
     if source.startswith(OBJECT):

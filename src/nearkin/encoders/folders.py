@@ -11,15 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.encoders.layout import read_json, weights_file
 from nearkin.encoders.libraries import Pretrained, described, differences
-from nearkin.encoders.origin import folder_license, origin
+from nearkin.encoders.origin import folder_license, origin, read_json, weights_file
 from nearkin.encoders.preprocessing import RESAMPLING, Crop, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.files import usable
@@ -350,11 +348,12 @@ def _square(size: Mapping[str, int]) -> int:
 def _statistics(processor: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     """Return mean and deviation for pixels from 0 to 1."""
     factor = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
-    given = {"mean": 0.0, "std": 1.0}
+    mean: tuple[float, ...] = (0.0,) * 3
+    std: tuple[float, ...] = (1.0,) * 3
     if processor.get("do_normalize"):
-        given = {name: processor[f"image_{name}"] for name in given}
-    # One number is that of all channels.
-    return {
-        name: tuple((np.broadcast_to(np.asarray(value, np.float64), 3) / factor).tolist())
-        for name, value in given.items()
-    }
+        mean, std = (_three(processor[key]) for key in ("image_mean", "image_std"))
+    return {"mean": tuple(m / factor for m in mean), "std": tuple(s / factor for s in std)}
+
+
+def _three(value: Any) -> tuple[float, ...]:
+    return (float(value),) * 3 if isinstance(value, int | float) else tuple(map(float, value))

@@ -97,7 +97,8 @@ def inference(
             features by OpenVINO, where it is installed and they equal torch's.
     """
     size = images_at_once(encoder.image_size, device) if batch_size == "auto" else batch_size
-    is_cpu, network = device.type == "cpu", None
+    is_cpu = device.type == "cpu"
+    network: nn.Module | None = None
     many = count * encoder.image_size**2 >= WORTH
     encoder.to(device)
     if is_cpu and precision != "bf16" and many and has_openvino():
@@ -107,8 +108,9 @@ def inference(
         if is_cpu:
             images = _noise(encoder, 1).contiguous(memory_format=torch.channels_last)
             network = fold_batch_norms(network, images)
-    chosen = Bfloat16(network) if precision == "bf16" else network
-    return Inference(chosen, encoder.preprocessing, device, size)
+    if precision == "bf16":
+        network = Bfloat16(network)
+    return Inference(network, encoder.preprocessing, device, size)
 
 
 def choose_precision(

@@ -17,7 +17,6 @@ from urllib.parse import urlencode
 import torch
 from torch import nn
 
-from nearkin.encoders.layout import weights_file
 from nearkin.encoders.origin import (
     NOT_STATED,
     folder_license,
@@ -25,6 +24,7 @@ from nearkin.encoders.origin import (
     origin,
     to_stderr,
     torch_file,
+    weights_file,
 )
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, NearkinError, UsageError

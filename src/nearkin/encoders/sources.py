@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from nearkin.encoders.files import RESIZE, SIZE, load_file
+from nearkin.encoders.checkpoints import RESIZE, SIZE, load_file
 from nearkin.encoders.folders import load_transformers
-from nearkin.encoders.layout import is_folder, read_config
 from nearkin.encoders.libraries import (
     TORCHVISION_TERMS,
     Pretrained,
@@ -28,7 +27,7 @@ from nearkin.encoders.libraries import (
     timm_weights,
     torchvision_weights,
 )
-from nearkin.encoders.origin import NOT_STATED, hub_folder, torch_file
+from nearkin.encoders.origin import NOT_STATED, hub_folder, is_folder, read_config, torch_file
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import architecture, timm_names, torchvision_names
 from nearkin.run.folder import neighboring_runs

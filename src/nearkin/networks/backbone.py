@@ -167,7 +167,7 @@ def _with_stem(body: nn.Module, num_channels: int) -> nn.Module:
     conv = first_convolution(body)
     if num_channels != 3 and conv is not None:
         conv.in_channels = num_channels
-        conv.weight = nn.Parameter(torch.empty(len(conv.weight), num_channels, *conv.kernel_size))
+        conv.weight = nn.Parameter(torch.empty(conv.out_channels, num_channels, *conv.kernel_size))
         conv.reset_parameters()
     return body
 
@@ -203,16 +203,16 @@ def architecture(name: str) -> Architecture:
     Raises:
         UsageError: If the library does not have it.
     """
-    match, (library, _, rest) = NATIVE.fullmatch(name), name.partition(":")
-    tagged, query = (match[2], match[3] or "") if match else (rest.strip(), "")
-    bare, _, tag = tagged.partition(".")
+    match = NATIVE.fullmatch(name)
+    library, _, rest = name.partition(":")
+    bare, _, tag = (match[2] if match else rest.strip()).partition(".")
     names = timm_names() if library == "timm" else torchvision_names()
     if match is None or bare not in names:
         hint = suggestion(f"{library}:{bare}", [f"{library}:{each}" for each in names])
         raise UsageError(
             f"{library} has no architecture {bare}.{hint} `nearkin list backbones` lists them"
         )
-    return Architecture(library, bare, tag, query)
+    return Architecture(library, bare, tag, match[3] or "")
 
 
 RESERVED: Final = (
