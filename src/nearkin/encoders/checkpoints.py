@@ -5,11 +5,7 @@ state of an optimizer: `state_dict` > `module.encoder_q.conv1.weight` in MoCo's,
 `backbone.blocks.0.norm1.weight` in DINO's. The prefix is the one under which most names of the
 network stand, whatever it is called.
 
-How its images are prepared is in no checkpoint. With a tag of timm or torchvision in the
-architecture (`timm:vit_base_patch16_224.mae@FILE`) it is as with those weights. Of weights that
-timm itself has saved (`timm:NAME@FILE`, names under no prefix) it is as with timm's own of that
-architecture; else as in the evaluations of DINO, MoCo, SwAV and most others: ImageNet's
-statistics, 224 of 256 px.
+How its images are prepared is in no checkpoint; docs/pretrained.md says what is assumed.
 """
 
 import argparse

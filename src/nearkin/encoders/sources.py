@@ -1,14 +1,7 @@
 """Encoders of other libraries, by name or file, with their own preprocessing, origin and license.
 
-    dinov2-small | dinov2-base | dinov2-large   recommended (Oquab et al. 2024), Apache-2.0
-    timm:NAME[.TAG], timm:local-dir:FOLDER      timm, by its own loading
-    torchvision:NAME[.WEIGHTS]                  torchvision
-    FOLDER                                      config.json and weights: of timm or transformers
-    OWNER/NAME, hf-hub:OWNER/NAME[@REVISION]    such a folder on the Hugging Face hub
-    ARCHITECTURE@FILE                           a checkpoint; the architecture is one of the above
-
-Weights that are not on this computer are downloaded by the library that has them, into its own
-cache; with HF_HUB_OFFLINE=1 nothing is.
+docs/pretrained.md lists the names. Weights that are not on this computer are downloaded by the
+library that has them, into its own cache; with HF_HUB_OFFLINE=1 nothing is.
 """
 
 import re
@@ -104,12 +97,7 @@ def license_of(name: str) -> str:
 
 
 def load(source: str, *, image_size: int | None = None, allow_partial: bool = False) -> Pretrained:
-    """Load an encoder of another library; see the names above.
-
-    Args:
-        source: A name, a folder, or `ARCHITECTURE@FILE`.
-        image_size: Side of the images in pixels, if not that of the encoder.
-        allow_partial: Whether weights may be missing or left over.
+    """Load an encoder of another library, by its name, a folder, or `ARCHITECTURE@FILE`.
 
     Raises:
         UsageError: If there is no such name or file, the weights do not fit, or they are not on

@@ -68,7 +68,7 @@ def normalize_in_groups(network: nn.Module, groups: int) -> None:
     so do all where one process has one group.
     """
     if groups > 1 or world_size() > 1:
-        _replace(network, GroupedBatchNorm, groups)
+        _replace(network, groups)
 
 
 def normalize_by_chunk(network: nn.Module, groups: int) -> None:
@@ -79,30 +79,35 @@ def normalize_by_chunk(network: nn.Module, groups: int) -> None:
     Raises:
         UsageError: If a batch norm has other groups.
     """
-    for norm in network.modules():
-        if isinstance(norm, GroupedBatchNorm) and norm.groups != groups:
+    _replace(network, groups)
+    for norm in _grouped(network):
+        if norm.groups != groups:
             raise UsageError(
                 f"a batch of {groups} chunks cannot have {norm.groups} groups of batch "
                 "statistics; make them as many"
             )
-    _replace(network, ChunkedBatchNorm, groups)
+        norm.sees_chunks = True
 
 
-def _replace(network: nn.Module, kind: type["GroupedBatchNorm"], groups: int) -> None:
+def _replace(network: nn.Module, groups: int) -> None:
     for module in network.modules():
         for name, child in module.named_children():
-            if isinstance(child, _BatchNorm) and not isinstance(child, kind):
-                setattr(module, name, kind(child, groups))
+            if isinstance(child, _BatchNorm) and not isinstance(child, GroupedBatchNorm):
+                setattr(module, name, GroupedBatchNorm(child, groups))
+
+
+def _grouped(network: nn.Module) -> list["GroupedBatchNorm"]:
+    return [module for module in network.modules() if isinstance(module, GroupedBatchNorm)]
 
 
 @contextmanager
 def accumulate_statistics(network: nn.Module) -> Iterator[None]:
     """Run a network chunk by chunk in a `with` block; running statistics are updated once, after.
 
-    They are those of `GroupedBatchNorm`. The second run of a chunk, for the gradients, is outside
-    of the block and does not count.
+    They are means over the chunks of all processes. The second run of a chunk, for the gradients,
+    is outside of the block and does not count.
     """
-    norms = [module for module in network.modules() if isinstance(module, ChunkedBatchNorm)]
+    norms = [norm for norm in _grouped(network) if norm.sees_chunks]
     for norm in norms:
         norm.chunks = []
     try:
@@ -114,8 +119,7 @@ def accumulate_statistics(network: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _update_running(norms: list["ChunkedBatchNorm"]) -> None:
-    """Set running statistics to the means over the chunks of all processes."""
+def _update_running(norms: list["GroupedBatchNorm"]) -> None:
     if not norms:
         return
     own = [torch.stack(norm.chunks or []).mean(dim=0) for norm in norms]
@@ -139,6 +143,9 @@ class GroupedBatchNorm(_BatchNorm):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
+    sees_chunks: bool = False  # whether it sees one of its groups at a time
+    chunks: list[Tensor] | None = None
+    """What each so far made of the running statistics, within `accumulate_statistics`."""
 
     def __init__(self, norm: _BatchNorm, groups: int) -> None:
         if norm.momentum is None or not norm.track_running_stats:
@@ -164,6 +171,11 @@ class GroupedBatchNorm(_BatchNorm):
 
     def _normalize(self, x: Tensor) -> Tensor:
         """Normalize this process's rows, and update the running statistics."""
+        if self.sees_chunks:
+            normal, running = self._one_group(x)
+            if self.chunks is not None:
+                self.chunks.append(running)
+            return normal
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
         ranks = world_size()
@@ -236,18 +248,4 @@ class GroupedBatchNorm(_BatchNorm):
         plain = torch.ones_like(scale), torch.zeros_like(scale)
         affine = (self.weight, self.bias) if self.affine else plain
         normal: Tensor = SyncNormalization.apply(x, *affine, mean[group], scale, self.groups)
-        return normal
-
-
-class ChunkedBatchNorm(GroupedBatchNorm):
-    """A batch norm that sees one of its groups at a time, within `accumulate_statistics`."""
-
-    chunks: list[Tensor] | None = None
-    """What each chunk so far made of the running statistics; None outside of the block."""
-
-    @override
-    def _normalize(self, x: Tensor) -> Tensor:
-        normal, running = self._one_group(x)
-        if self.chunks is not None:
-            self.chunks.append(running)
         return normal
