@@ -428,11 +428,11 @@ def _prepared(
     """
     if _tag(name):
         return *libraries.prepared(name, size), ""
-    config = libraries.timm_default(name) if name.startswith("timm:") else None
+    config: Any = libraries.timm_default(name) if name.startswith("timm:") else None
     # DINOv2's were trained at 518 px in the end, and evaluated at 224 px.
-    is_fixed = config is not None and config.fixed_input_size
+    is_fixed = config and config.fixed_input_size
     usual = config.input_size[-1] if is_fixed and "dinov2" not in name else SIZE
-    if config is not None and as_timms:
+    if config and as_timms:
         side = size or (usual if is_fixed else config.input_size[-1])
         view = libraries.timm_view(config.to_dict(), side)
         return view, None, "as timm's own of this architecture"
