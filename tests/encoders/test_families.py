@@ -14,8 +14,7 @@ from sources import varied
 
 from nearkin.data.views import MEAN
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.encoders.families import as_authors
-from nearkin.encoders.libraries import timm_weights
+from nearkin.encoders.libraries import as_authors, timm_weights
 
 CLOSE = 1e-5  # of the largest feature: orders of summation differ
 VIT = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=64)

@@ -258,5 +258,5 @@ def test_siglip_2_takes_squares_of_as_many_patches(folder, tmp_path):
 def test_sizes_that_patches_do_not_divide_are_refused(tmp_path):
     saved_folder("dinov2", tmp_path)
     assert load(tmp_path, image_size=84).image_size == 84
-    with pytest.raises(UsageError, match=r"not whole patches of 14 px; choose image_size 84"):
+    with pytest.raises(UsageError, match=r"into the patches of 14 px .* give image_size 84 or 98"):
         load(tmp_path, image_size=85)

@@ -21,9 +21,9 @@ from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.data.notes import lines
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import normalize
+from nearkin.encoders.acceleration import has_openvino
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import Inference, Precision, encode, inference
-from nearkin.encoders.openvino import is_installed
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, images_per_shard
@@ -199,7 +199,7 @@ class Extraction:
 
     def _kept(self, passes: Sequence[Pass]) -> KeptFeatures:
         views = self.drawn.augment, self.drawn.seed
-        program = "openvino" if self.compiled and is_installed() else "torch"
+        program = "openvino" if self.compiled and has_openvino() else "torch"
         how = self.device.type, self.precision, program
         return KeptFeatures.of(self.encoder, self.images, passes, *views, how, self.aside)
 

@@ -1,17 +1,21 @@
-"""Checkpoints of other code: read without running any of it, and the encoder in them found.
+"""Encoders of checkpoints of other code, `ARCHITECTURE@FILE`, which are read without running any.
 
 A checkpoint holds an encoder under some prefix, among projection heads, momentum copies and the
 state of an optimizer: `state_dict` > `module.encoder_q.conv1.weight` in MoCo's, `teacher` >
 `backbone.blocks.0.norm1.weight` in DINO's. The prefix is the one under which most names of the
 network stand, whatever it is called.
+
+How its images are prepared is in no checkpoint; docs/pretrained.md says what is assumed.
 """
 
 import argparse
 import re
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 from zipfile import is_zipfile
@@ -20,8 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.distributed import free_memory
+from nearkin.encoders import libraries
+from nearkin.encoders.libraries import Pretrained, described, differences
+from nearkin.encoders.origin import origin
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, UsageError
+from nearkin.extensions import is_reference, names_code
 from nearkin.files import check_unpacked, usable
+from nearkin.networks import backbone
+from nearkin.networks.backbone import NATIVE, SMALL, SMALL_IMAGE, timm_names, torchvision_names
+from nearkin.schema import suggestion
 from nearkin.text import abridged
 
 REMEDY: Final = "get it again from where it came from"
@@ -51,6 +63,8 @@ TAUGHT: Final = frozenset({"teacher", "ema"})
 FOLLOWING: Final = frozenset({"student", "momentum", "target", "k", "key"})
 """Words of a prefix whose network they do not: MoCo's key encoder, BYOL's target network."""
 ENOUGH: Final = 0.5  # Share of a network's names that must stand under a prefix
+BATCHES: Final = "num_batches_tracked"  # Counters of batch norms; old versions had none
+Spelling = Callable[[str], str]
 BLOCK: Final = re.compile(r"(^|\.)blocks\.\d+\.(\d+)\.")
 """Blocks in chunks, as DINOv2 saves its training; within a chunk they keep their number."""
 DENSE: Final = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
@@ -60,28 +74,38 @@ FIRST_BLOCK: Final = re.compile(r"(?P<prefix>(?:.+\.)?)(?:layer1|[2-4])\.0\.conv
 """The first convolution of a residual network and that of its first block, by their names or, in
 `nn.Sequential(*network.children())`, by their numbers."""
 
+SIZE: Final = 224
+RESIZE: Final = 256
+MOCO_V3_SMALL: Final = "?num_heads=12"
+"""MoCo v3's ViT-S has twice the heads of others, which the shapes of weights do not show."""
+SMALL_SIZE: Final = 32  # of images that networks with a 3x3 stem were trained on
+SHORT: Final = ("vit_tiny", "vit_small", "vit_base", "vit_large")
+"""What trainings call vision transformers whose patches are of a size that they do not say."""
+USUAL: Final = (
+    *(f"torchvision:resnet{depth}" for depth in (18, 34, 50, 101, 152)),
+    *(f"timm:vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")),
+    *(f"timm:vit_{size}_patch8_224" for size in ("small", "base")),
+    *(f"timm:vit_{size}_patch14_dinov2" for size in ("small", "base", "large", "giant")),
+)
+"""Architectures that are tried on a checkpoint whose own is not known."""
+OTHER_RANGE: Final = re.compile(r"torchvision:(googlenet|inception_v3)\.\w+")
+"""Weights for another normalization, which torchvision makes up for in the network."""
+RESIZED: Final = re.compile(r"pos_emb|rel_pos|relative_|attn_mask|rope|freqs")
+"""Weights that belong to a size of images, which the libraries interpolate."""
+DIFFERENCES: Final = re.compile(
+    r"(Missing|Unexpected) key\(s\) in state_dict: (.*?)\.\s*(?=\s(?:Missing|Unexpected|size)|$)"
+)
+"""What torch says of names that do not fit."""
+
 
 class Inert:
     """Stands for an object of a checkpoint that is not loaded: it accepts all and does nothing."""
 
-    def __new__(cls, *_args: object, **_options: object) -> "Inert":
-        """Take the arguments of any constructor."""
-        return super().__new__(cls)
-
-    def __init__(self, *_args: object, **_options: object) -> None:
+    def __init__(self, *_args: object) -> None:
         pass
 
     def __setstate__(self, state: object) -> None:
         pass
-
-    def __setitem__(self, key: object, value: object) -> None:
-        pass
-
-    def append(self, value: object) -> None:
-        """Take an element of any list."""
-
-    def extend(self, values: object) -> None:
-        """Take elements of any list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,25 +161,24 @@ def _read(path: Path) -> Any:
             return load_file(path)
     if start.startswith(b"PK"):
         _check_zip(path)
-    names: set[str] = set()
+    stood_in: set[str] = set()
     while True:
         try:
-            return _load(path, names)
+            return _load(path, stood_in)
         except Exception as error:  # of any kind: the file may hold anything
             blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
             if blocked is None:
-                # torch advises to load all the same, which is what must not be done.
-                own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", str(error), re.S)
-                whole = " ".join((own[1] if own else str(error)).split())
-                reason = whole.partition(". ")[0][:200]  # what follows guesses at causes
-                if not reason or reason.isdecimal():  # the byte at which unpickling gives up
-                    reason = "it is no checkpoint of PyTorch"
+                reason = _reason(str(error))
                 raise CheckpointError(f"{path} cannot be read ({reason}); {REMEDY}") from error
-            more = (_globals(path) | {blocked[1]}) - names
+            more = (_globals(path) | {blocked[1]}) - stood_in
             bad = [name for name in sorted(more) if not INERT.match(name)]
-            names |= more
-            if bad or not more or len(names) > MOST_GLOBALS:
-                raise _refused(path, bad or [blocked[1]]) from error
+            stood_in |= more
+            if bad or not more or len(stood_in) > MOST_GLOBALS:
+                names = ", ".join(abridged(bad or [blocked[1]], 3))
+                raise CheckpointError(
+                    f"{path} holds more than weights ({names}), which could run code; it is not "
+                    "loaded. Save the state_dict() alone, as safetensors"
+                ) from error
 
 
 def _check_zip(path: Path) -> None:
@@ -166,12 +189,21 @@ def _check_zip(path: Path) -> None:
         check_unpacked(file, free_memory())
 
 
-def _load(path: Path, names: set[str]) -> Any:
-    stand_ins = [argparse.Namespace, *((Inert, name) for name in sorted(names))]
+def _load(path: Path, stood_in: set[str]) -> Any:
+    stand_ins = [argparse.Namespace, *((Inert, name) for name in sorted(stood_in))]
     allowed = torch.serialization.safe_globals(stand_ins)  # type: ignore[arg-type]  # pairs, too
     with allowed, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Detected pickle protocol")
         return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _reason(said: str) -> str:
+    """Return why torch does not read a file, without its advice to load it all the same."""
+    own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", said, re.S)
+    whole = " ".join((own[1] if own else said).split())
+    reason = whole.partition(". ")[0][:200]  # what follows guesses at causes
+    only_place = not reason or reason.isdecimal()  # the byte at which unpickling gives up
+    return "it is no checkpoint of PyTorch" if only_place else reason
 
 
 def _globals(path: Path) -> set[str]:
@@ -180,13 +212,6 @@ def _globals(path: Path) -> set[str]:
         return set(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
     except Exception:  # of any kind, as above; then they are met one after the other
         return set()
-
-
-def _refused(path: Path, names: list[str]) -> CheckpointError:
-    return CheckpointError(
-        f"{path} holds more than weights ({', '.join(abridged(names, 3))}), which could run code; "
-        "it is not loaded. Save the state_dict() alone, as safetensors"
-    )
 
 
 def _tensors(content: Any, prefix: str, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -225,36 +250,23 @@ def find_encoder(tensors: Mapping[str, Tensor], body: nn.Module) -> Match | None
     """Return the weights of a network among those of a checkpoint.
 
     Where several are there, such as a student and its teacher, it is the one that its authors
-    evaluate.
-
-    Args:
-        tensors: All of a checkpoint.
-        body: The network.
-
-    Returns:
-        None if less than half of the network's names stand under any prefix.
+    evaluate. None if less than half of the network's names stand under any prefix.
     """
-    names = {name for name in body.state_dict() if not name.endswith("num_batches_tracked")}
-    best: tuple[float, str, Callable[[str], str]] | None = None
+    names = {name for name in body.state_dict() if not name.endswith(BATCHES)}
+    found = list[tuple[int, str, Spelling]]()
     for spelling in _spellings(body, names):
         counts = Counter(
             key[:start]
             for key in tensors
-            for start in _starts(key)
+            for start in (0, *(dot.end() for dot in re.finditer(r"\.", key)))
             if spelling(key[start:]) in names
         )
         most = max(counts.values(), default=0)
-        if most < ENOUGH * len(names) or (best and most <= best[0]):
-            continue
         prefixes = [prefix for prefix, count in counts.items() if count >= 0.9 * most]
-        best = most, min(prefixes, key=lambda prefix: (_rank(prefix), len(prefix))), spelling
-    return _match(tensors, body, best[1], best[2]) if best else None
-
-
-def _starts(key: str) -> Iterator[int]:
-    """Return where a prefix of a name may end."""
-    yield 0
-    yield from (place.end() for place in re.finditer(r"\.", key))
+        prefix = min(prefixes, key=lambda prefix: (_rank(prefix), len(prefix)), default="")
+        found.append((most, prefix, spelling))
+    most, prefix, spelling = max(found, key=itemgetter(0))  # of equals, the first
+    return _match(tensors, body, prefix, spelling) if most >= ENOUGH * len(names) else None
 
 
 def _rank(prefix: str) -> int:
@@ -262,7 +274,7 @@ def _rank(prefix: str) -> int:
     return 0 if words & TAUGHT else 2 if words & FOLLOWING else 1
 
 
-def _spellings(body: nn.Module, names: set[str]) -> list[Callable[[str], str]]:
+def _spellings(body: nn.Module, names: set[str]) -> list[Spelling]:
     """Return how a checkpoint may spell a network's names: as they are, or otherwise."""
     children = {str(number): name for number, (name, _) in enumerate(body.named_children())}
 
@@ -271,39 +283,29 @@ def _spellings(body: nn.Module, names: set[str]) -> list[Callable[[str], str]]:
         first, dot, rest = name.partition(".")
         return f"{children[first]}{dot}{rest}" if first in children else name
 
-    def plain(name: str) -> str:
-        return DENSE.sub(r"\1\2", name)
-
-    def unchunked(name: str) -> str:
-        return BLOCK.sub(r"\1blocks.\2.", name)
-
-    spellings: list[Callable[[str], str]] = [str]
+    spellings: list[Spelling] = [str]
     if not names & {f"{number}.weight" for number in children}:
         spellings.append(numbered)
     if any("denselayer" in name for name in names):
-        spellings.append(plain)
+        spellings.append(partial(DENSE.sub, r"\1\2"))
     if not any(map(BLOCK.search, names)):
-        spellings.append(unchunked)
+        spellings.append(partial(BLOCK.sub, r"\1blocks.\2."))
     return spellings
 
 
 def _match(
-    tensors: Mapping[str, Tensor], body: nn.Module, prefix: str, spelling: Callable[[str], str]
+    tensors: Mapping[str, Tensor], body: nn.Module, prefix: str, spelling: Spelling
 ) -> Match:
     own, state, left = body.state_dict(), dict[str, Tensor](), Counter[str]()
     for key, tensor in tensors.items():
-        name = spelling(key[len(prefix) :])
-        if not key.startswith(prefix):
-            left[_part(key, prefix)] += 1
-        elif name in own or not HEADS.match(name):
+        name = spelling(key.removeprefix(prefix))
+        if key.startswith(prefix) and (name in own or not HEADS.match(name)):
             state[name] = tensor
         else:
             left[_part(key, prefix)] += 1
-    for name, tensor in own.items():  # counters that old versions of torch did not have
-        if name.endswith("num_batches_tracked"):
-            state.setdefault(name, tensor)
+    counters = {name: tensor for name, tensor in own.items() if name.endswith(BATCHES)}
     parts = tuple(f"{part} ({count})" for part, count in left.items())
-    return Match(prefix, state, parts)
+    return Match(prefix, counters | state, parts)
 
 
 def _part(key: str, prefix: str) -> str:
@@ -331,6 +333,216 @@ def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:
     return any(f"{prefix}conv2.weight" not in tensors for prefix in prefixes)  # as HRNets have
 
 
-def is_moco_v3(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether names are those of MoCo v3's training (Chen et al. 2021)."""
-    return any("base_encoder." in key for key in tensors)
+# ---------------------------------------------------------------- the encoder with its weights
+
+
+def load_file(
+    architecture: str, path: Path, image_size: int | None, *, allow_partial: bool
+) -> Pretrained:
+    """Load the encoder of a checkpoint.
+
+    The architecture is `timm:NAME`, `torchvision:NAME`, or a backbone's name as in `--backbone`;
+    empty if the file says it.
+
+    Raises:
+        UsageError: If there is no such architecture or file, or one is not that of the other.
+        CheckpointError: If the file is damaged, or holds more than tensors.
+    """
+    if image_size and NATIVE.fullmatch(architecture):
+        libraries.check_size(architecture, image_size)
+    checkpoint = read_checkpoint(path)
+    small = has_small_stem(checkpoint.tensors)
+    size = image_size or (SMALL_SIZE if small else None)
+    # What the file says of itself may be any name of a library, and no code.
+    said = "" if names_code(checkpoint.architecture) else checkpoint.architecture
+    name = _resolved(architecture or said, size, checkpoint)
+    is_moco_v3 = any("base_encoder." in key for key in checkpoint.tensors)
+    if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3:
+        name += MOCO_V3_SMALL
+    name, notes = _as_authors(name)
+    view, license_, assumed = _prepared(name, size)
+    body = _network(name, view.image_size)
+    match = _matching(checkpoint, body, name)
+    # Under a prefix, weights are of another training than timm's.
+    saved_by_timm = not match.prefix or libraries.OWN_STATISTICS.search(name)
+    if assumed and architecture.startswith("timm:") and not small and saved_by_timm:
+        view, license_, assumed = _prepared(name, size, as_timms=True)
+    body, differing = _filled(body, match, name, view.image_size)
+    if differing and not allow_partial:
+        raise UsageError(
+            f"{path} does not fit {name}: {differing}; give the right ARCHITECTURE@FILE, or "
+            f"--allow-partial.{_hint(checkpoint, name)}"
+        )
+    if not all(tensor.isfinite().all() for tensor in body.state_dict().values()):
+        raise CheckpointError(f"{path} has weights that are not finite; get another")
+    source = origin(str(path.resolve()), license_, path)
+    weights = [*taken(match), *filter(None, [differing])]
+    return described(body, name, view, source, weights=weights, notes=notes, assumed=assumed)
+
+
+def _as_authors(name: str) -> tuple[str, list[str]]:
+    """Return a name as the authors of its weights use them, and what differs from timm."""
+    if OTHER_RANGE.fullmatch(name):
+        return f"{name}?transform_input=true", []
+    if not name.startswith("timm:"):
+        return name, []
+    return libraries.as_authors(name, libraries.timm_weights(name) if _tag(name) else None)
+
+
+def _tag(name: str) -> str:
+    """Return the tag of weights in the name of an architecture; '' if it has none."""
+    return backbone.architecture(name).tag if NATIVE.fullmatch(name) else ""
+
+
+def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> str:
+    """Return the full name of an architecture: as its library builds it, from 64 px on."""
+    if architecture in SHORT:  # as MoCo v3 calls them
+        architecture = looks_like(checkpoint)
+    if not architecture:
+        likely = looks_like(checkpoint)
+        hint = f"it looks like {likely}@{checkpoint.path}" if likely else "such as resnet50@FILE"
+        raise UsageError(
+            f"{checkpoint.path} does not say of which architecture it is; give ARCHITECTURE@FILE, "
+            f"{hint}"
+        )
+    own = architecture in SMALL or is_reference(architecture)
+    if NATIVE.fullmatch(architecture) or own or (size and size < SMALL_IMAGE):
+        return architecture
+    library, _, bare = architecture.rpartition("/")
+    for each, names in (("torchvision", torchvision_names()), ("timm", timm_names())):
+        if library in ("", each) and bare.partition(".")[0] in names:
+            return f"{each}:{bare}"
+    known = [*torchvision_names(), *timm_names()]
+    raise UsageError(
+        f"unknown architecture {architecture}.{suggestion(bare, known)} `nearkin list backbones` "
+        "lists them"
+    )
+
+
+def _prepared(
+    name: str, size: int | None, *, as_timms: bool = False
+) -> tuple[Preprocessing, str | None, str]:
+    """Return how images are prepared, the license, and why the former is assumed, if it is.
+
+    `as_timms` prepares them as for timm's own weights of the architecture, if it has any.
+    """
+    if _tag(name):
+        return *libraries.prepared(name, size), ""
+    config: Any = libraries.timm_default(name) if name.startswith("timm:") else None
+    # DINOv2's were trained at 518 px in the end, and evaluated at 224 px.
+    is_fixed = config and config.fixed_input_size
+    usual = config.input_size[-1] if is_fixed and "dinov2" not in name else SIZE
+    if config and as_timms:
+        side = size or (usual if is_fixed else config.input_size[-1])
+        view = libraries.timm_view(config.to_dict(), side)
+        return view, None, "as timm's own of this architecture"
+    side, is_transformer = size or usual, re.search(r"vit|deit|beit|eva|swin|cait", name)
+    view = Preprocessing(
+        image_size=side,
+        crop="center",
+        resize_to=side if side < SMALL_IMAGE else round(side * RESIZE / SIZE),
+        interpolation="bicubic" if is_transformer else "bilinear",
+    )
+    return view, None, "the file does not say"
+
+
+def _network(name: str, size: int) -> nn.Module:
+    if NATIVE.fullmatch(name):
+        return backbone.native(name, size)
+    return backbone.build_backbone(name, size).body
+
+
+@cache
+def _without_weights(name: str) -> nn.Module:
+    with torch.device("meta"):
+        return backbone.native(name, SIZE)  # once for all files: to build it takes a while
+
+
+def looks_like(checkpoint: Checkpoint) -> str:
+    """Return the usual architecture whose weights a checkpoint holds, by its bare name; or ''."""
+    for name in USUAL:
+        body = _without_weights(name)
+        match = find_encoder(checkpoint.tensors, body)
+        names = match.state.keys() - {"mask_token"} if match else set()
+        if match and names == body.state_dict().keys() and not _other_shape(match, body):
+            return name.partition(":")[2]
+    return ""
+
+
+def _hint(checkpoint: Checkpoint, name: str) -> str:
+    """Return what to give instead of a wrong architecture."""
+    likely = looks_like(checkpoint)
+    if likely and likely not in name:
+        return f" It looks like {likely}: give {likely}@{checkpoint.path}"
+    return f" Its weights are {', '.join(abridged(list(checkpoint.tensors), 3))}"
+
+
+def _matching(checkpoint: Checkpoint, body: nn.Module, name: str) -> Match:
+    """Return the weights of a network in a checkpoint; refuse those of another one."""
+    match = find_encoder(checkpoint.tensors, body)
+    if match is None:
+        raise UsageError(f"{checkpoint.path} holds no {name}.{_hint(checkpoint, name)}")
+    if differing := _other_shape(match, body):
+        raise UsageError(
+            f"{checkpoint.path} is of another architecture than {name}: {differing}."
+            f"{_hint(checkpoint, name)}"
+        )
+    return match
+
+
+def _other_shape(match: Match, body: nn.Module) -> str:
+    """Name the first weight of another shape, which libraries would interpolate; or ''."""
+    own = body.state_dict()
+    for key, tensor in match.state.items():
+        shapes = tensor.shape, own.get(key, tensor).shape
+        if shapes[0] != shapes[1] and tensor.ndim == len(shapes[1]) and not RESIZED.search(key):
+            theirs, ours = ("x".join(map(str, shape)) for shape in shapes)
+            return f"its {key} is {theirs}, not {ours}"
+    return ""
+
+
+def _filled(body: nn.Module, match: Match, name: str, size: int) -> tuple[nn.Module, str]:
+    """Return the network with its weights, and what is missing or left over."""
+    own, state = body.state_dict(), match.state
+    if own.keys() <= state.keys() and "register_tokens" not in state:
+        state.pop("mask_token", None)  # for images that are masked while training
+    fits = state.keys() == own.keys() and all(state[k].shape == own[k].shape for k in own)
+    if fits or not name.startswith("timm:"):
+        return body, _copied(state, body, name, size)
+    return _converted(state, name, size)
+
+
+def _copied(state: Mapping[str, Tensor], body: nn.Module, name: str, size: int) -> str:
+    """Copy weights into a network, as far as they are its own; return what differs, or ''."""
+    from torchvision.models import MNASNet
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    if isinstance(body, MNASNet):  # others read files of older versions, which do not say so
+        state = backbone.as_current(state, body)
+    if isinstance(body, VisionTransformer):
+        state = interpolate_embeddings(size, body.patch_size, OrderedDict(state))
+    try:
+        report = body.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n\t")[1:2]) or str(error)
+        raise UsageError(f"the weights do not fit {name}: {reason[:200]}") from error
+    return differences(report.missing_keys, report.unexpected_keys)
+
+
+def _converted(state: dict[str, Tensor], name: str, size: int) -> tuple[nn.Module, str]:
+    """Return a network of timm with weights as their authors published them, and what differs.
+
+    timm converts what it offers itself: position embeddings of other sizes, other names.
+    """
+    overlay = {"state_dict": state}
+    try:
+        return libraries.timm_body(name, size, overlay, 0, strict=True), ""
+    except (RuntimeError, KeyError, ValueError, AssertionError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        names_by_kind = {
+            kind: re.findall(r'"([^"]+)"', names) for kind, names in DIFFERENCES.findall(text)
+        }
+        if not names_by_kind or "size mismatch" in text:
+            raise UsageError(f"the weights do not fit {name}: {text[:200]}") from error
+    differing = differences(names_by_kind.get("Missing", []), names_by_kind.get("Unexpected", []))
+    return libraries.timm_body(name, size, overlay, 0, strict=False), differing

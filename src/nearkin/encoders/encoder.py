@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,8 +24,8 @@ from nearkin.data.decode import BadImage, Pixels, is_deep, rgb_pixels
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
 from nearkin.encoders import folders, sources
-from nearkin.encoders.files import SIZE
-from nearkin.encoders.origin import origin_lines
+from nearkin.encoders.checkpoints import SIZE
+from nearkin.encoders.origin import is_folder, origin_lines, weights_among
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
@@ -53,7 +52,6 @@ FORMATS: Final = ("1", "2", "3")
 AGAIN = "train it again"
 ARCHITECTURE = ("backbone", "config", "pooling")
 """Details that say what network it is; the last two, of networks of transformers."""
-WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 CUSTOM = "custom"  # Name of a backbone that was passed from Python
 _OBJECTS: Final = WeakValueDictionary[str, "Encoder"]()
 
@@ -209,8 +207,6 @@ def write_encoder(
 
     `details` are plain values: backbone name, image_size and where the weights come from.
     """
-    from safetensors.torch import save
-
     view = preprocessing or Preprocessing(int(details["image_size"]))
     described = {
         **details,
@@ -220,8 +216,14 @@ def write_encoder(
         "image_size": view.image_size,
         "preprocessing": view.to_dict(),
     }
-    metadata = {"nearkin": json.dumps(described)}
-    write_whole(path, save(separate_weights(backbone.body), metadata=metadata))
+    write_tensors(path, backbone.body, "nearkin", described)
+
+
+def write_tensors(path: Path, network: nn.Module, key: str, noted: Any) -> None:
+    """Write what `read_tensors` reads, whole or not at all: weights, and plain values at a key."""
+    from safetensors.torch import save
+
+    write_whole(path, save(separate_weights(network), metadata={key: json.dumps(noted)}))
 
 
 def separate_weights(network: nn.Module) -> dict[str, Tensor]:
@@ -250,7 +252,6 @@ def object_name(encoder: Encoder) -> str:
 
 
 def _in_memory(name: str) -> Encoder:
-    """Return the encoder of an `object_name`."""
     if name not in _OBJECTS:
         raise UsageError(f"{name} is no longer in memory; pass the encoder itself")
     return _OBJECTS[name]
@@ -289,9 +290,7 @@ def load(
     if name.startswith(OBJECT):
         encoder = copy.deepcopy(_in_memory(name))  # which nothing that is done with it changes
     elif is_own(name):
-        stored = _read(name)
-        check_trusted({"backbone": stored.backbone}, stored.path, trust_remote_code)
-        encoder = _own(stored, backbone)
+        encoder = _of_run(name, backbone, trust_remote_code=trust_remote_code)
     else:
         return _of_library(name, image_size, allow_partial=allow_partial)
     fits = image_size in ("auto", encoder.image_size)
@@ -309,31 +308,45 @@ def _of_library(name: str, image_size: int | Auto, *, allow_partial: bool) -> En
     return Encoder(network, view, found.details)
 
 
-def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
+def _of_run(run: str, backbone: nn.Module | None, *, trust_remote_code: bool) -> Encoder:
     """Return the encoder of a run, at its own size."""
-    if stored.backbone.startswith(folders.PREFIX):
+    path = _file_of(run)
+    if not path.exists():
+        if not Path(run).exists():
+            raise sources.unknown(run)
+        raise UsageError(
+            f"{run} is neither a run that is done (there is no encoder.safetensors) nor a "
+            "folder of Hugging Face (config.json and weights); give an encoder"
+        )
+    details, state, view = _read(path)
+    name, dim = details["backbone"], details["feature_dim"]
+    check_trusted({"backbone": name}, path, trust_remote_code)
+    if name.startswith(folders.PREFIX):
         folders.require_transformers()
     if backbone is not None:
-        network = as_backbone(copy.deepcopy(backbone), stored.image_size, stored.feature_dim)
-        stored.fill(network)
-    elif stored.backbone == CUSTOM:
-        raise UsageError(f"{stored.path} is of a network of your own; pass it as `backbone`")
+        network = as_backbone(copy.deepcopy(backbone), view.image_size, dim)
+        try:
+            network.body.load_state_dict(as_current(state, network.body))
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[1:2] or [str(error)]
+            raise UsageError(
+                f"{path} holds the weights of {name} for {view.image_size} px, which do not fit "
+                f"{network.name} ({reason[0].strip()}); give the same backbone and image size"
+            ) from error
+    elif name == CUSTOM:
+        raise UsageError(f"{path} is of a network of your own; pass it as `backbone`")
     else:
-        with usable(stored.path, AGAIN):
-            _check_described(stored)
-            network = untrained(stored.details, stored.image_size)
-            network.body.load_state_dict(as_current(stored.state, network.body))
-    encoder = Encoder(network, stored.preprocessing, stored.details)
-    encoder.run = origin_of(str(stored.path))
+        with usable(path, AGAIN):
+            _check_described(details, state, view.image_size)
+            network = untrained(details, view.image_size)
+            network.body.load_state_dict(as_current(state, network.body))
+    encoder = Encoder(network, view, details)
+    encoder.run = origin_of(str(path))
     return encoder
 
 
 def check_named(encoder: Encoder) -> None:
-    """Refuse a network that no file can name: a run that starts from it could not be loaded.
-
-    Raises:
-        UsageError: Saying how to give it a name.
-    """
+    """Refuse a network that no file can name: a run that starts from it could not be loaded."""
     if encoder.details.get("backbone") == CUSTOM:
         raise UsageError(
             "the encoder is a network of your own, which a run cannot name; train it with "
@@ -354,7 +367,7 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
     if name == CUSTOM or _shapes(network) != _shapes(fresh):
         resize_input(network.body, image_size, name)
     if _shapes(network) == _shapes(fresh):
-        fresh.body.load_state_dict(network.body.state_dict())
+        fresh.load_state_dict(network.state_dict())
         network = fresh  # as its name builds it, tables of the new size included
     elif NATIVE.fullmatch(name):
         raise UsageError(
@@ -364,32 +377,31 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
     else:  # at this size, the name means another stem or patch
         name = f"{name}?built_for={encoder.image_size}"
     plain = as_backbone(network.body, image_size, name=name)  # which tries it
-    view = encoder.preprocessing.resized(image_size)
     details = {**encoder.details, "backbone": name, "image_size": image_size}
-    changed = Encoder(plain, view, details)
+    changed = Encoder(plain, encoder.preprocessing.resized(image_size), details)
     changed.run = encoder.run
     return changed
 
 
-def _shapes(network: Backbone) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in network.body.state_dict().items()}
+def _shapes(network: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
 
-def _check_described(stored: "_Stored") -> None:
+def _check_described(
+    details: Mapping[str, Any], state: Mapping[str, Tensor], image_size: int
+) -> None:
     """Refuse a header that describes another network, maybe one larger than the memory.
 
     Only where it has options; the networks of plain names are of known sizes.
     """
-    name = stored.backbone
-    with_options = bool(NATIVE.fullmatch(name)) and "?" in name
-    if not name.startswith(folders.PREFIX) and not with_options:
+    name = str(details["backbone"])
+    is_transformer = name.startswith(folders.PREFIX)
+    if not is_transformer and not (NATIVE.fullmatch(name) and "?" in name):
         return
     with torch.device("meta"):  # nothing is computed or allocated there
-        transformer = name.startswith(folders.PREFIX)
-        described = folders.untrained_network(stored.details) if transformer else None
-        network = described or native(name, stored.image_size)
-    shapes = {key: tensor.shape for key, tensor in network.state_dict().items()}
-    if shapes != {key: tensor.shape for key, tensor in stored.state.items()}:
+        described = folders.untrained_network(details) if is_transformer else None
+        network = described or native(name, image_size)
+    if _shapes(network) != {key: tensor.shape for key, tensor in state.items()}:
         raise ValueError("its weights are not those of the network that it describes")
 
 
@@ -399,7 +411,7 @@ def is_own(source: str | Path) -> bool:
     if str(source).startswith(OBJECT):
         return False
     if path.is_dir():
-        return not (path / "config.json").exists()  # as folders of Hugging Face have
+        return not is_folder(path)
     if not path.is_file():
         return not sources.is_name(str(source))
     return path.suffix == ".safetensors" and not sources.is_foreign(path)
@@ -407,15 +419,11 @@ def is_own(source: str | Path) -> bool:
 
 def untrained(details: Mapping[str, Any], image_size: int) -> Backbone:
     """Build the network that the header of an encoder's file describes, with random weights."""
-    with torch.random.fork_rng(devices=[]):
-        return _built(details, image_size)
-
-
-def _built(details: Mapping[str, Any], image_size: int) -> Backbone:
     name = str(details["backbone"])
-    if name.startswith(folders.PREFIX):
-        return as_backbone(folders.untrained_network(details), image_size, name=name)
-    return build_backbone(name, image_size)
+    with torch.random.fork_rng(devices=[]):
+        if name.startswith(folders.PREFIX):
+            return as_backbone(folders.untrained_network(details), image_size, name=name)
+        return build_backbone(name, image_size)
 
 
 def rescaled(network: Backbone, view: Preprocessing) -> Backbone:
@@ -435,7 +443,7 @@ def untrained_like(encoder: Encoder, seed: int, network: nn.Module | None = None
     """
     with seeded(seed, torch.device("cpu")):
         if network is None:
-            backbone = _built(encoder.details, encoder.image_size)
+            backbone = untrained(encoder.details, encoder.image_size)
         else:
             own = copy.deepcopy(network)
             backbone = as_backbone(own, encoder.image_size, encoder.num_features)
@@ -450,12 +458,11 @@ def weight_bytes(source: str) -> int:
     `source` is what `load` takes. Nothing of it is read.
     """
     path = Path(source.rpartition("@")[2])
-    if path.is_dir() and is_own(path):
-        path = encoder_file(path)
-    if path.is_file():
-        return path.stat().st_size
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.iterdir() if file.suffix in WEIGHTS)
+    if path.is_dir() and not is_own(path):
+        patterns = weights_among([file.name for file in path.iterdir()])
+        return sum(file.stat().st_size for each in patterns for file in path.glob(each))
+    if (file := _file_of(path)).is_file():
+        return file.stat().st_size
     if source.startswith(OBJECT):
         return sum(weight.nbytes for weight in _in_memory(source).parameters())
     name = sources.DINOV2.get(source, source)
@@ -467,57 +474,21 @@ def weight_bytes(source: str) -> int:
     return sum(parameter.nbytes for parameter in network.parameters())
 
 
-@dataclass(frozen=True, eq=False)
-class _Stored:
-    """The content of an encoder's file."""
-
-    path: Path
-    backbone: str
-    preprocessing: Preprocessing
-    feature_dim: int
-    details: dict[str, Any]
-    state: dict[str, Tensor]
-
-    @property
-    def image_size(self) -> int:
-        """Side in pixels of the images it takes."""
-        return self.preprocessing.image_size
-
-    def fill(self, network: Backbone) -> None:
-        """Copy the weights into a network that the user chose."""
-        try:
-            network.body.load_state_dict(as_current(self.state, network.body))
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[1:2] or [str(error)]
-            raise UsageError(
-                f"{self.path} holds the weights of {self.backbone} for "
-                f"{self.image_size} px, which do not fit {network.name} "
-                f"({reason[0].strip()}); give the same backbone and image size"
-            ) from error
-
-
-def encoder_file(run: str | Path) -> Path:
+def _file_of(run: str | Path) -> Path:
     """Return the file of a run's encoder, which may be given itself."""
     return RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
 
 
-def _read(run: str | Path) -> _Stored:
-    path = encoder_file(run)
-    if not path.exists():
-        if Path(run).exists():
-            raise UsageError(
-                f"{run} is neither a run that is done (there is no encoder.safetensors) nor a "
-                "folder of Hugging Face (config.json and weights); give an encoder"
-            )
-        raise sources.unknown(str(run))
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Preprocessing]:
+    """Read the file of an encoder: what it says of it, its weights and its preprocessing."""
     with usable(path, AGAIN):
         details, state = read_tensors(path, "nearkin")
         check_format(details["format"], FORMATS)
         view = Preprocessing(int(details["image_size"]))
         if details["format"] != "1":
             view = Preprocessing.from_dict(details["preprocessing"])
-        dim = int(details["feature_dim"])
-        return _Stored(path, str(details["backbone"]), view, dim, details, state)
+        plain = {"backbone": str(details["backbone"]), "feature_dim": int(details["feature_dim"])}
+        return {**details, **plain}, state, view
 
 
 def read_tensors(path: Path, key: str) -> tuple[Any, dict[str, Tensor]]:

@@ -16,10 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.encoders.layout import read_json, weights_file
 from nearkin.encoders.libraries import Pretrained, described, differences
-from nearkin.encoders.origin import folder_license, origin
-from nearkin.encoders.preprocessing import Crop, Interpolation, Preprocessing
+from nearkin.encoders.origin import folder_license, origin, read_json, weights_file
+from nearkin.encoders.preprocessing import RESAMPLING, Crop, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.files import usable
 from nearkin.schema import suggestion
@@ -48,12 +47,7 @@ POOLING: Final = {
 
 The pooling layer of `vit` is trained for classification only, and is left away.
 """
-TOWERS: Final = {
-    "aimv2": "aimv2_vision_model",
-    "clip": "clip_vision_model",
-    "siglip": "siglip_vision_model",
-    "siglip2": "siglip2_vision_model",
-}
+TOWERS: Final = {kind: f"{kind}_vision_model" for kind in ("aimv2", "clip", "siglip", "siglip2")}
 """Models of images and text, and the model type of the part that sees images."""
 IN_TIMM: Final = {
     "beit": "beit",
@@ -83,13 +77,7 @@ FORBIDDEN: Final = (
 
 
 class TransformersNetwork(nn.Module):
-    """A network of transformers as one from images to features.
-
-    Args:
-        model: What sees images.
-        kind: Its model type.
-        pooling: How one vector is made of an image.
-    """
+    """A network of transformers, by its model type (`kind`), as one from images to features."""
 
     def __init__(self, model: nn.Module, kind: str, pooling: str) -> None:
         super().__init__()
@@ -97,12 +85,11 @@ class TransformersNetwork(nn.Module):
         self.kind = kind
         self.pooling = pooling
         config: Any = model.config
-        self.side = getattr(config, "patch_size", 0)  # Of patches, in pixels
-        accepted = inspect.signature(model.forward).parameters
+        # Side of patches in pixels; a ConvNeXt calls the stride of its stem so.
+        self.patch_size = 1 if kind == "convnextv2" else getattr(config, "patch_size", 1)
         # Without effect at the size of the weights; needed at all others.
-        self.options = {"interpolate_pos_encoding": True}
-        if "interpolate_pos_encoding" not in accepted:
-            self.options = {}
+        interpolates = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+        self.options = {"interpolate_pos_encoding": True} if interpolates else {}
 
     @override
     def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
@@ -116,10 +103,11 @@ class TransformersNetwork(nn.Module):
     def _arguments(self, images: Tensor) -> dict[str, Tensor]:
         """Return the arguments of the model for images."""
         if self.kind == "siglip2_vision_model":
-            return _patches(images, self.side)
+            return _patches(images, self.patch_size)
         if self.kind == "vit_mae":
             # The order of noise is the order of the patches: none is masked or moved.
-            count = (images.shape[-2] // self.side) * (images.shape[-1] // self.side)
+            rows, columns = (side // self.patch_size for side in images.shape[-2:])
+            count = rows * columns
             noise = torch.arange(count, device=images.device, dtype=torch.float32)
             return {"pixel_values": images, "noise": noise.expand(len(images), count)}
         return {"pixel_values": images}
@@ -144,11 +132,7 @@ def require_transformers() -> None:
 
 
 def untrained_network(details: Mapping[str, Any]) -> nn.Module:
-    """Build a network of transformers from what its details say, with random weights.
-
-    Raises:
-        UsageError: If transformers is not installed, or does not have that model type.
-    """
+    """Build a network of transformers from what its details say, with random weights."""
     require_transformers()
     kind = str(details["backbone"]).removeprefix(PREFIX)
     model_class, config = _described(kind, details["config"])
@@ -160,13 +144,7 @@ def untrained_network(details: Mapping[str, Any]) -> nn.Module:
 def load_transformers(
     folder: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
 ) -> Pretrained:
-    """Load the part of a folder of transformers that sees images.
-
-    Args:
-        folder: With config.json, weights and mostly preprocessor_config.json.
-        config: What config.json holds.
-        image_size: Side of the images, if not that of the folder's preprocessing.
-        allow_partial: Whether weights may be missing or left over.
+    """Load the part of a folder of transformers that sees images, by what its config.json holds.
 
     Raises:
         UsageError: If transformers is not installed, has no such model, or weights do not fit.
@@ -179,19 +157,19 @@ def load_transformers(
     tower = TOWERS.get(kind, kind)
     if tower not in POOLING:
         raise _other_kind(folder, kind)
-    part = config.get("vision_config", {}) if kind in TOWERS else config
     file = weights_file(folder)
-    remedy = "download it again, or save it with save_pretrained"
-    with usable(folder, remedy):
-        settings = {key: _clean(value) for key, value in part.items() if _keep(key)}
+    with usable(folder, "download it again, or save it with save_pretrained"):
+        settings = _clean(config.get("vision_config", {}) if kind in TOWERS else config)
         if tower == "vit_mae":
             settings["mask_ratio"] = 0.0  # features are of whole images
         view = _view(folder, kind, image_size)
-    _check_patches(view.image_size, settings.get("patch_size"))
-    with usable(folder, remedy):
         body, report = _with_weights(folder, tower, settings)
-    missing, unexpected = _differences(report)
-    differing = differences(missing, unexpected)
+    unexpected = [
+        name
+        for name in report["unexpected_keys"]
+        if not name.startswith(UNUSED) and name.rpartition(".")[2] != "position_ids"
+    ]
+    differing = differences(sorted(report["missing_keys"]), sorted(unexpected))
     if differing and not allow_partial:
         raise UsageError(
             f"{folder} does not fit its config.json: {differing}; give a whole folder, or "
@@ -215,24 +193,12 @@ def _other_kind(folder: Path, kind: str) -> UsageError:
     return UsageError(f"{what}.{suggestion(kind, known)} It reads {', '.join(known)}")
 
 
-def _check_patches(image_size: int, side: Any) -> None:
-    """Refuse images that are not whole patches: the rest would be left away without a word."""
-    if isinstance(side, int) and image_size % side:
-        raise UsageError(
-            f"images of {image_size} px are not whole patches of {side} px; choose --image-size "
-            f"{max(1, round(image_size / side)) * side}"
-        )
-
-
-def _keep(key: str) -> bool:
-    return not key.startswith("_") and key not in FORBIDDEN
-
-
 def _clean(value: Any) -> Any:
     """Return a value of a configuration without what would choose code from elsewhere."""
-    if isinstance(value, Mapping):
-        return {key: _clean(each) for key, each in value.items() if _keep(str(key))}
-    return value
+    if not isinstance(value, Mapping):
+        return value
+    kept = (key for key in value if not str(key).startswith("_") and key not in FORBIDDEN)
+    return {key: _clean(value[key]) for key in kept}
 
 
 def _described(kind: str, config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
@@ -287,16 +253,6 @@ def aligned(model: nn.Module) -> nn.Module:
     return model
 
 
-def _differences(report: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return names that are missing and left over, without heads and text."""
-    unexpected = [
-        name
-        for name in report["unexpected_keys"]
-        if not name.startswith(UNUSED) and name.rpartition(".")[2] != "position_ids"
-    ]
-    return sorted(report["missing_keys"]), sorted(unexpected)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep transformers from printing: what matters of it is reported by nearkin."""
@@ -316,9 +272,7 @@ def quiet() -> Iterator[None]:
 # ---------------------------------------------------------------- preprocessing of transformers
 
 
-INTERPOLATIONS: Final[Mapping[int, Interpolation]] = {
-    0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic",
-}  # fmt: skip
+INTERPOLATIONS: Final = {number.value: name for name, number in RESAMPLING.items()}
 """By Pillow's numbers."""
 
 
@@ -356,17 +310,11 @@ def _processor(folder: Path, kind: str) -> dict[str, Any]:
     # Old names: `ViTFeatureExtractor`, `ViTImageProcessorFast`.
     named = stored.get("image_processor_type", stored.get("feature_extractor_type", ""))
     named = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
-    for name in (
-        f"{named}Pil" if named else "",
-        named,
-        names.get("pil"),
-        names.get("torchvision"),
-    ):
+    for name in (named and f"{named}Pil", named, names.get("pil"), names.get("torchvision")):
         cls = get_image_processor_class_from_name(name) if name else None
         if cls is not None:
-            options = {key: value for key, value in stored.items() if key not in ("auto_map",)}
-            processor = cls(**options).to_dict()
-            return {**processor, "class": cls.__name__, "crop_pct": processor.get("crop_pct")}
+            stored.pop("auto_map", None)
+            return {**cls(**stored).to_dict(), "class": cls.__name__}
     raise ValueError("it has no preprocessor_config.json that transformers knows")
 
 
@@ -381,7 +329,7 @@ def _geometry(processor: Mapping[str, Any]) -> tuple[Crop, int, int]:
     size = processor.get("size") or {}
     short = size.get("shortest_edge")
     if short and processor["class"].startswith("ConvNext"):
-        share = float(processor["crop_pct"] or 224 / 256)
+        share = float(processor.get("crop_pct") or 224 / 256)
         # Larger images are not cropped.
         return ("squash", short, short) if short >= 384 else ("center", int(short / share), short)
     edge = int(short or _square(size))
@@ -404,10 +352,7 @@ def _statistics(processor: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     std: tuple[float, ...] = (1.0,) * 3
     if processor.get("do_normalize"):
         mean, std = (_three(processor[key]) for key in ("image_mean", "image_std"))
-    return {
-        "mean": tuple(m / factor for m in mean),
-        "std": tuple(s / factor for s in std),
-    }
+    return {"mean": tuple(m / factor for m in mean), "std": tuple(s / factor for s in std)}
 
 
 def _three(value: Any) -> tuple[float, ...]:

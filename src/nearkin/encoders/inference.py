@@ -19,9 +19,13 @@ from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.distributed.devices import native_precision
+from nearkin.encoders.acceleration import (
+    OpenVINONetwork,
+    by_openvino,
+    fold_batch_norms,
+    has_openvino,
+)
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.folding import fold_batch_norms
-from nearkin.encoders.openvino import OpenVINONetwork, by_openvino, is_installed
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.networks.backbone import SMALL_IMAGE
@@ -81,6 +85,8 @@ def inference(
 ) -> Inference:
     """Prepare an encoder to compute features; it moves to the device.
 
+    On a CPU its batch norms are folded: features differ by rounding, 2e-6 of the largest.
+
     Args:
         encoder: Its preprocessing is that of the images.
         device: Where to compute.
@@ -91,11 +97,17 @@ def inference(
             features by OpenVINO, where it is installed and they equal torch's.
     """
     size = images_at_once(encoder.image_size, device) if batch_size == "auto" else batch_size
+    is_cpu = device.type == "cpu"
+    network: nn.Module | None = None
     many = count * encoder.image_size**2 >= WORTH
-    compiled = None
-    if device.type == "cpu" and precision != "bf16" and many and is_installed():
-        compiled = by_openvino(encoder.to(device).backbone, _noise(encoder, 3))
-    network = compiled or _for_inference(encoder, device)
+    encoder.to(device)
+    if is_cpu and precision != "bf16" and many and has_openvino():
+        network = by_openvino(encoder.backbone, _noise(encoder, 3))
+    if network is None:
+        network = encoder.to(memory_format=torch.channels_last).backbone
+        if is_cpu:
+            images = _noise(encoder, 1).contiguous(memory_format=torch.channels_last)
+            network = fold_batch_norms(network, images)
     if precision == "bf16":
         network = Bfloat16(network)
     return Inference(network, encoder.preprocessing, device, size)
@@ -136,7 +148,7 @@ def choose_precision(
 def neighbors_kept(
     encoder: Encoder, images: Images, device: torch.device, workers: int
 ) -> tuple[float, int]:
-    """Return how many images keep their nearest neighbor in bfloat16: the share, and of how many.
+    """Return the share of images that keep their nearest neighbor in bfloat16, and of how many.
 
     Neighbors are sought among at most `SAMPLE` images, evenly spread over all of them. One of
     equally similar images is as good as another.
@@ -156,18 +168,6 @@ def neighbors_kept(
     found = similar[1].argmax(dim=1, keepdim=True)
     kept = similar[0].gather(1, found).squeeze(1) >= similar[0].amax(dim=1) - TIE
     return kept.double().mean().item(), len(kept)
-
-
-def _for_inference(encoder: Encoder, device: torch.device) -> nn.Module:
-    """Return the network of an encoder on a device, as it is fastest there; the encoder moves.
-
-    On a CPU its batch norms are folded: features differ by rounding, 2e-6 of the largest.
-    """
-    network = encoder.to(device).to(memory_format=torch.channels_last).backbone
-    if device.type != "cpu":
-        return network
-    images = _noise(encoder, 1)
-    return fold_batch_norms(network, images.contiguous(memory_format=torch.channels_last))
 
 
 def _noise(encoder: Encoder, count: int) -> Tensor:

@@ -1,19 +1,22 @@
-"""Encoders of timm and torchvision: names, preprocessing, and weights by timm's own loading."""
+"""Encoders of timm and torchvision: names, preprocessing, and weights by timm's own loading.
+
+Where timm builds a network otherwise than its authors, it is built as by its authors, and what is
+changed is printed: another pooling or activation costs accuracy without any error. DINOv2, MAE,
+I-JEPA, AIMv2, ConvNeXt V2, EVA-02 and Perception Encoder need no change, which tests compare.
+"""
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import torch
 from torch import nn
 
-from nearkin.encoders.families import as_authors
-from nearkin.encoders.layout import weights_file
 from nearkin.encoders.origin import (
     NOT_STATED,
     folder_license,
@@ -21,11 +24,18 @@ from nearkin.encoders.origin import (
     origin,
     to_stderr,
     torch_file,
+    weights_file,
 )
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.files import usable
-from nearkin.networks.backbone import NATIVE, RESERVED, native, timm_names, torchvision_names
+from nearkin.networks.backbone import (
+    RESERVED,
+    architecture,
+    native,
+    query_options,
+    timm_names,
+)
 from nearkin.networks.branch import size_error
 from nearkin.networks.input_size import check_patches
 from nearkin.schema import suggestion
@@ -33,6 +43,36 @@ from nearkin.text import abridged
 
 FLATTENED: Final = ("AlexNet", "SqueezeNet", "VGG")
 """Networks of torchvision without a pooling to one position, or with it in their classifier."""
+
+
+class Deviation(NamedTuple):
+    """An option of an architecture of timm that its authors set otherwise."""
+
+    architectures: re.Pattern[str]
+    option: str
+    value: str
+    what: str
+    """The sentence that is printed: what the authors do, and where they say so."""
+
+
+DEVIATIONS: Final = (
+    Deviation(
+        re.compile(r"vit_\w+_dinov3(_qkvb)?"),
+        "global_pool",
+        "token",
+        "class token, as DINOv3 is evaluated (arXiv:2508.10104, section 6.1); timm averages",
+    ),
+    Deviation(
+        re.compile(r"vit_\w+_siglip_\d+"),
+        "act_layer",
+        "gelu_tanh",
+        "GELU by tanh, as SigLIP was trained (flax.linen.gelu); timm has the exact one",
+    ),
+)
+OWN_STATISTICS: Final = re.compile(r"clip|siglip|eva|_pe_|aimv2|beit")
+"""Families of timm whose images are always normalized alike, and mostly not by ImageNet's mean."""
+QUICK_GELU: Final = "QuickGELU"
+"""In timm's notes on weights that were trained with x sigmoid(1.702 x) in the place of GELU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +114,7 @@ def differences(missing: Sequence[str], unexpected: Sequence[str]) -> str:
 
 
 def check_size(name: str, image_size: int) -> None:
-    """Refuse a size of images before weights are fetched, read or interpolated to no patch at all.
-
-    Raises:
-        UsageError: If the patches of the architecture do not divide it, or its library refuses.
-    """
+    """Refuse a size of images before weights are fetched, read or interpolated to no patch."""
     try:
         with torch.device("meta"):
             body = native(name, image_size)
@@ -90,48 +126,27 @@ def check_size(name: str, image_size: int) -> None:
 # ---------------------------------------------------------------- timm
 
 
-def timm_architecture(name: str) -> str:
-    """Return NAME.TAG of `timm:NAME.TAG?options`.
-
-    Raises:
-        UsageError: If timm does not have that architecture.
-    """
-    match, untagged = NATIVE.fullmatch(name), name.partition(".")[0]
-    if match is None or match[2].partition(".")[0] not in timm_names():
-        names = [f"timm:{each}" for each in timm_names()]
-        raise UsageError(
-            f"timm has no architecture {untagged.removeprefix('timm:').strip()}."
-            f"{suggestion(untagged, names)} `nearkin list pretrained` lists what has "
-            "weights"
-        )
-    return match[2]
-
-
 def timm_default(name: str) -> Any:
     """Return timm's configuration of an architecture's default weights; None if it has none."""
     import timm
 
-    return timm.get_pretrained_cfg(timm_architecture(name))
+    return timm.get_pretrained_cfg(architecture(name).tagged)
 
 
 def timm_weights(name: str) -> Any:
-    """Return timm's configuration of the weights that a name means.
-
-    Raises:
-        UsageError: If there are none.
-    """
+    """Return timm's configuration of the weights that a name means; refuse one without any."""
     import timm
 
-    bare, _, tag = timm_architecture(name).partition(".")
-    tags = timm.list_pretrained(f"{bare}.*")
-    known = bool(tags) if not tag else f"{bare}.{tag}" in tags  # timm raises if not
-    config = timm.get_pretrained_cfg(f"{bare}.{tag}".rstrip(".")) if known else None
+    parts = architecture(name)
+    tags = timm.list_pretrained(f"{parts.bare}.*")
+    known = parts.tagged in tags if parts.tag else bool(tags)  # timm raises if not
+    config = timm.get_pretrained_cfg(parts.tagged) if known else None
     if config is None or not config.has_weights:
         names = [f"timm:{each}" for each in tags]
         listed = f" It has {', '.join(names[:6])}" if names else ""
         raise UsageError(
             f"timm has no weights {name}.{suggestion(name, names)}{listed}; "
-            f"`nearkin list pretrained {bare}` lists all"
+            f"`nearkin list pretrained {parts.bare}` lists all"
         )
     return config
 
@@ -157,21 +172,29 @@ def timm_view(config: Mapping[str, Any], size: int) -> Preprocessing:
     )
 
 
-def load_timm(
-    name: str,
-    image_size: int | None,
-    *,
-    allow_partial: bool,
-    label: str,
-) -> Pretrained:
-    """Load an encoder of timm.
+def as_authors(name: str, config: Any = None) -> tuple[str, list[str]]:
+    """Return the name of an encoder of timm as its authors use it, and what is to be said of it.
 
-    Args:
-        name: `timm:NAME` or `timm:NAME.TAG`.
-        image_size: Side of the images, if not that of the weights.
-        allow_partial: Whether weights may be missing or left over.
-        label: What the user calls it, for messages.
+    Options in the name are kept. `config` is timm's of the weights; None if they are of a file.
     """
+    parts = architecture(name)
+    notes = list(getattr(config, "notes", None) or ())
+    if any(QUICK_GELU in note for note in notes):
+        notes = [note for note in notes if QUICK_GELU not in note]
+        variant = parts.bare.replace("_clip_", "_clip_quickgelu_")
+        if "quickgelu" not in parts.bare and variant in timm_names():
+            notes.append(f"{QUICK_GELU}, as these weights were trained: {variant}")
+            parts = parts._replace(bare=variant)
+    options, query = query_options(parts.query), parts.query
+    for deviation in DEVIATIONS:
+        if deviation.architectures.fullmatch(parts.bare) and deviation.option not in options:
+            query += f"{'&' if query else ''}{deviation.option}={deviation.value}"
+            notes.append(deviation.what)
+    return str(parts._replace(query=query)), notes
+
+
+def load_timm(name: str, image_size: int | None, *, allow_partial: bool, label: str) -> Pretrained:
+    """Load `timm:NAME` or `timm:NAME.TAG`; `label` is what the user calls it, for messages."""
     config = timm_weights(name)
     name, notes = as_authors(name, config)
     size = image_size or config.input_size[-1]
@@ -186,8 +209,7 @@ def load_timm(
         where = str(config.url)
         file = torch_file(label, where)
         overlay = {"file": str(file)}  # or timm would read it without verifying it
-    with fitting(name, where):
-        body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
+    body = _read(name, size, overlay, config.num_classes, where, strict=not allow_partial)
     return described(body, name, view, origin(where, config.license, file), notes=notes)
 
 
@@ -204,9 +226,8 @@ def load_timm_folder(
         size = image_size or int(values["input_size"][-1])
         classes = int(values["num_classes"])
         view = timm_view(values, size)
-    with fitting(name, str(path)):
-        overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
-        body = timm_body(name, size, overlay, classes, strict=not allow_partial)
+    overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
+    body = _read(name, size, overlay, classes, str(path), strict=not allow_partial)
     named = folder_license(path)
     license_ = stored.get("license") if named == NOT_STATED else named
     source = origin(str(path.resolve()), license_, file)
@@ -248,35 +269,30 @@ def timm_body(
 ) -> nn.Module:
     """Return a network with its weights, by timm's own loading, without its classifier.
 
-    Args:
-        name: What `native` takes.
-        size: Side of the images in pixels.
-        overlay: Where timm takes the weights from: values of its configuration.
-        num_classes: Of the classifier in the weights; 0: they have none.
-        strict: Whether weights must neither be missing nor left over.
-
-    Raises:
-        RuntimeError: If they do not fit.
+    `overlay` holds values of timm's configuration, such as where it takes the weights from;
+    `num_classes` is of the classifier in them, 0 if they have none. If `strict`, weights may
+    neither be missing nor left over.
     """
     # timm is strict if the classifier is that of the weights, which is taken off afterwards, and
     # not strict if it is not. Not all of its architectures take an option for that.
     built = num_classes if strict else 0
     values = {**overlay, "num_classes": num_classes if strict else -1, "label_offset": 0}
     with to_stderr():
-        body = native(
+        body: Any = native(
             name, size, pretrained=True, pretrained_cfg_overlay=values, num_classes=built
         )
     if built:
-        reset: Any = body.reset_classifier
-        reset(0)
-    return body
+        body.reset_classifier(0)
+    network: nn.Module = body
+    return network
 
 
-@contextmanager
-def fitting(name: str, where: str) -> Iterator[None]:
-    """Turn what timm says of weights that it cannot use into one line."""
+def _read(
+    name: str, size: int, overlay: Mapping[str, Any], num_classes: int, where: str, *, strict: bool
+) -> nn.Module:
+    """Return `timm_body`; what timm says of weights that it cannot use becomes one line."""
     try:
-        yield
+        return timm_body(name, size, overlay, num_classes, strict=strict)
     except NearkinError:
         raise
     except Exception as error:  # of many kinds, by timm's version
@@ -300,18 +316,10 @@ TORCHVISION_TERMS: Final = (
 
 
 def torchvision_weights(name: str) -> Any:
-    """Return torchvision's weights of `torchvision:NAME` or `torchvision:NAME.WEIGHTS`.
-
-    Raises:
-        UsageError: If there are none.
-    """
+    """Return torchvision's weights of `torchvision:NAME[.WEIGHTS]`; refuse unknown ones."""
     from torchvision.models import get_model_weights
 
-    bare, _, tag = name.removeprefix("torchvision:").partition("?")[0].partition(".")
-    if bare not in torchvision_names():
-        names = [f"torchvision:{each}" for each in torchvision_names()]
-        hint = suggestion(f"torchvision:{bare}", names)
-        raise UsageError(f"torchvision has no model {bare.strip()}.{hint}")
+    _, bare, tag, _ = architecture(name)
     known = get_model_weights(bare)
     if tag not in ("", *known.__members__):
         hint = suggestion(tag, known.__members__)
@@ -320,8 +328,12 @@ def torchvision_weights(name: str) -> Any:
     return known[tag] if tag else known.DEFAULT
 
 
-def torchvision_view(transforms: Any, image_size: int | None = None) -> Preprocessing:
-    """Return the preprocessing that weights of torchvision come with."""
+def prepared(name: str, image_size: int | None) -> tuple[Preprocessing, str | None]:
+    """Return how images are prepared for the weights that a name means, and their license."""
+    if name.startswith("timm:"):
+        config = timm_weights(name)
+        return timm_view(config.to_dict(), image_size or config.input_size[-1]), config.license
+    transforms = torchvision_weights(name).transforms()
     view = Preprocessing(
         image_size=transforms.crop_size[0],
         crop="center",
@@ -330,4 +342,5 @@ def torchvision_view(transforms: Any, image_size: int | None = None) -> Preproce
         mean=tuple(transforms.mean),
         std=tuple(transforms.std),
     )
-    return view.resized(image_size) if image_size else view
+    sized = view.resized(image_size) if image_size else view
+    return sized, TORCHVISION_TERMS

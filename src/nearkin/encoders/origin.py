@@ -1,24 +1,25 @@
-"""Where weights come from: the caches of other libraries, filled on request; license and checksum.
+"""Where weights come from: folders and files of other libraries; license and checksum.
 
-What is in a cache is taken as it is, without asking whether there is something newer: the same
+A folder of the Hugging Face layout has config.json, a model card, and weights in one form. What is
+in a library's cache is taken as it is, without asking whether there is something newer: the same
 command gives the same features, with a network and without.
 """
 
 import contextlib
+import json
 import logging
 import os
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlparse
 from urllib.request import getproxies
 
-from nearkin.encoders.layout import DESCRIPTIONS, is_folder, weights_among
 from nearkin.errors import CheckpointError, NearkinError, UsageError
-from nearkin.files import sha256
+from nearkin.files import sha256, usable
 
 CONNECT_SECONDS: Final = 5.0  # that a server may take to answer before weights are out of reach
 HUB_NAMES: Final = ("model.safetensors", "pytorch_model.bin")
@@ -33,6 +34,84 @@ RESTRICTION: Final = (
 )
 MAX_CARD: Final = 1_000_000  # bytes of a README that is read
 
+WEIGHTS: Final = (
+    "model.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pth", "model.pth",
+    "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
+)  # fmt: skip
+"""Files of weights, or of what parts they are in; the first that is there is read."""
+INDEX: Final = ".index.json"
+MAX_CONFIG: Final = 20_000_000  # bytes; lists of 21,000 classes take a few megabytes
+DESCRIPTIONS: Final = (
+    "config.json", "preprocessor_config.json", "processor_config.json", "README.md"
+)  # fmt: skip
+"""What is read besides the weights."""
+
+
+# ---------------------------------------------------------------- folders
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is of the Hugging Face layout."""
+    return (path / "config.json").is_file()
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object; inside `usable`, as it may be anything."""
+    if file.stat().st_size > MAX_CONFIG:
+        raise ValueError(f"it has {file.stat().st_size} bytes")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    return content
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json.
+
+    Raises:
+        CheckpointError: If it is damaged, or the weights are not where they should be.
+    """
+    with usable(folder / "config.json", "give a folder that timm or transformers has written"):
+        config = read_json(folder / "config.json")
+        if not isinstance(config.get("architecture", config.get("model_type")), str):
+            raise ValueError("it names neither an architecture of timm nor a model_type")
+        for name in WEIGHTS:
+            if name.endswith(INDEX) and (folder / name).is_file():
+                _check_parts(folder, read_json(folder / name))
+    return config
+
+
+def _check_parts(folder: Path, index: Mapping[str, Any]) -> None:
+    """Refuse an index of parts that lie elsewhere."""
+    for part in set(index["weight_map"].values()):
+        # A hub's cache links its files into a folder of contents: links are the user's own.
+        if not isinstance(part, str) or Path(part).name != part or part in ("", "..", "."):
+            raise ValueError(f"its index names {part!r}, which is not in the folder")
+        if not (folder / part).is_file():
+            raise ValueError(f"its part {part} is missing")
+
+
+def weights_among(files: Collection[str]) -> list[str]:
+    """Return patterns of the weights among files: of one file, or of an index and its parts.
+
+    >>> weights_among(["config.json", "model.safetensors.index.json"])
+    ['model.safetensors.index.json', 'model-*.safetensors']
+    """
+    name = next((name for name in WEIGHTS if name in files), "")
+    if not name.endswith(INDEX):
+        return [name] if name else []
+    whole = Path(name.removesuffix(INDEX))
+    return [name, f"{whole.stem}-*{whole.suffix}"]
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the file of weights in a folder, or of their index; a UsageError without any."""
+    found = weights_among([file.name for file in folder.iterdir()])
+    if not found:
+        raise UsageError(f"{folder} has a config.json but no weights; put model.safetensors there")
+    return folder / found[0]
+
 
 # ---------------------------------------------------------------- downloads
 
@@ -40,32 +119,26 @@ MAX_CARD: Final = 1_000_000  # bytes of a README that is read
 def hub_file(name: str, repository: str, filename: str | None = None) -> Path:
     """Return a file of weights on the Hugging Face hub, downloaded into the hub's own cache.
 
-    Args:
-        name: The encoder, for messages.
-        repository: `owner/name`, or `owner/name@revision`.
-        filename: If not one of `HUB_NAMES`.
+    The encoder's name is for messages; the repository is `owner/name` or `owner/name@revision`.
 
     Raises:
         UsageError: If it is not there and cannot be downloaded.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.constants import ENDPOINT
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     repository, _, revision = repository.partition("@")
     names = (filename,) if filename else HUB_NAMES
+    at = revision or "main"
     for each in names:
-        cached = try_to_load_from_cache(repository, each, revision=revision or None)
+        cached = try_to_load_from_cache(repository, each, revision=at)
         if isinstance(cached, str):
             return Path(cached)
-    with fetching(name, f"{ENDPOINT}/{repository}/resolve/{revision or 'main'}/{names[0]}"):
+    with fetching(name, f"{ENDPOINT}/{repository}/resolve/{at}/{names[0]}"):
         for each in names:
-            try:
-                return Path(hf_hub_download(repository, each, revision=revision or None))
-            except LocalEntryNotFoundError:
-                raise
-            except EntryNotFoundError:
-                continue
+            with contextlib.suppress(RemoteEntryNotFoundError):
+                return Path(hf_hub_download(repository, each, revision=at))
     raise UsageError(f"{ENDPOINT}/{repository} has no weights that nearkin reads")
 
 
@@ -100,11 +173,8 @@ def torch_file(name: str, url: str) -> Path:
     """Return torch's copy of the file at an address, downloaded if there is none.
 
     torch verifies what it downloads. What is there already may be of anybody, in a shared cache
-    or put there by hand, so it is verified here.
-
-    Raises:
-        UsageError: If it cannot be had, with what to download, and where to put it.
-        CheckpointError: If its SHA-256 does not begin as its name says.
+    or put there by hand, so it is verified here. Errors are those of `hub_file`, and a
+    CheckpointError if its SHA-256 does not begin as its name says.
     """
     from torch.hub import download_url_to_file  # noqa: TID251  (it reads nothing)
 
@@ -189,16 +259,10 @@ def _missing(name: str, url: str, reason: str) -> UsageError:
 def origin(source: str, license_: str | None, file: Path) -> dict[str, str]:
     """Return what an encoder's file keeps of where its weights come from: no path of this machine.
 
-    Args:
-        source: An address, or the path of a file or folder, whose name is kept.
-        license_: The license that the source names.
-        file: The weights, whose checksum is kept.
+    `source` is an address, or the path of a file or folder, whose name is kept.
     """
-    return {
-        "source": without_folder(source),
-        "license": license_ or NOT_STATED,
-        "sha256": sha256(file),
-    }
+    license_ = license_ or NOT_STATED
+    return {"source": without_folder(source), "license": license_, "sha256": sha256(file)}
 
 
 def without_folder(source: str) -> str:

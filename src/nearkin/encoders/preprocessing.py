@@ -91,7 +91,7 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Preprocessing":
         """Read what `to_dict` gave; of many kinds of errors if it is damaged."""
-        names = stored.keys() & {"low", "high"} | {"mean", "std"}
+        names = stored.keys() & {*RANGE} | {"mean", "std"}
         return cls(**{**stored, **{name: tuple(map(float, stored[name])) for name in names}})
 
     def to_dict(self) -> dict[str, Any]:

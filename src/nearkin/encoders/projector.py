@@ -1,6 +1,5 @@
 """The projector of a trained encoder, in a file beside it: features become the embedding."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from nearkin.encoders.encoder import AGAIN, Encoder, read_tensors, separate_weights
+from nearkin.encoders.encoder import AGAIN, Encoder, read_tensors, write_tensors
 from nearkin.errors import UsageError
-from nearkin.files import usable, write_whole
+from nearkin.files import usable
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.version import check_format
 
@@ -47,23 +46,16 @@ def write_projector(path: Path, projector: nn.Module, encoder: Encoder) -> None:
     Nothing is written where there is none, or where it is no sequence of `LAYERS`. The file names
     the encoder by its digest.
     """
-    from safetensors.torch import save
-
     parts = projector if isinstance(projector, nn.Sequential) else nn.Sequential()
     layers = [_description(layer) for layer in parts]
     if not layers or None in layers:
         return
     note = {"format": FORMATS[-1], "encoder": encoder.digest, "layers": layers}
-    metadata = {"projector": json.dumps(note)}
-    write_whole(path, save(separate_weights(projector), metadata=metadata))
+    write_tensors(path, projector, "projector", note)
 
 
 def embedding_encoder(encoder: Encoder, path: Path) -> Encoder:
-    """Return an encoder whose features are the embedding: those of `encoder`, projected.
-
-    Args:
-        encoder: That of the run.
-        path: What `write_projector` has written.
+    """Return an encoder whose features are projected by what `write_projector` has written.
 
     Raises:
         UsageError: If there is no such file, or it is of another encoder.

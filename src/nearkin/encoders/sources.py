@@ -1,14 +1,7 @@
 """Encoders of other libraries, by name or file, with their own preprocessing, origin and license.
 
-    dinov2-small | dinov2-base | dinov2-large   recommended (Oquab et al. 2024), Apache-2.0
-    timm:NAME[.TAG], timm:local-dir:FOLDER      timm, by its own loading
-    torchvision:NAME[.WEIGHTS]                  torchvision
-    FOLDER                                      config.json and weights: of timm or transformers
-    OWNER/NAME, hf-hub:OWNER/NAME[@REVISION]    such a folder on the Hugging Face hub
-    ARCHITECTURE@FILE                           a checkpoint; the architecture is one of the above
-
-Weights that are not on this computer are downloaded by the library that has them, into its own
-cache; with HF_HUB_OFFLINE=1 nothing is.
+docs/pretrained.md lists the names. Weights that are not on this computer are downloaded by the
+library that has them, into its own cache; with HF_HUB_OFFLINE=1 nothing is.
 """
 
 import re
@@ -16,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from nearkin.encoders.files import RESIZE, SIZE, load_file
+from nearkin.encoders.checkpoints import RESIZE, SIZE, load_file
 from nearkin.encoders.folders import load_transformers
-from nearkin.encoders.layout import is_folder, read_config
 from nearkin.encoders.libraries import (
     TORCHVISION_TERMS,
     Pretrained,
@@ -28,9 +20,9 @@ from nearkin.encoders.libraries import (
     timm_weights,
     torchvision_weights,
 )
-from nearkin.encoders.origin import NOT_STATED, hub_folder, torch_file
+from nearkin.encoders.origin import NOT_STATED, hub_folder, is_folder, read_config, torch_file
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import timm_names, torchvision_names
+from nearkin.networks.backbone import architecture, timm_names, torchvision_names
 from nearkin.run.folder import neighboring_runs
 from nearkin.schema import suggestion
 
@@ -105,12 +97,7 @@ def license_of(name: str) -> str:
 
 
 def load(source: str, *, image_size: int | None = None, allow_partial: bool = False) -> Pretrained:
-    """Load an encoder of another library; see the names above.
-
-    Args:
-        source: A name, a folder, or `ARCHITECTURE@FILE`.
-        image_size: Side of the images in pixels, if not that of the encoder.
-        allow_partial: Whether weights may be missing or left over.
+    """Load an encoder of another library, by its name, a folder, or `ARCHITECTURE@FILE`.
 
     Raises:
         UsageError: If there is no such name or file, the weights do not fit, or they are not on
@@ -121,15 +108,16 @@ def load(source: str, *, image_size: int | None = None, allow_partial: bool = Fa
     if source.startswith(LOCAL_DIR) or path.is_dir():
         return _of_folder(path, image_size, allow_partial=allow_partial)
     if repository := "" if path.is_file() else hub_repository(source):
-        return _of_hub(source, repository, image_size, allow_partial=allow_partial)
-    architecture, at, file = ("", "@", source) if path.is_file() else source.partition("@")
+        loaded = _of_folder(_fetched(source, repository), image_size, allow_partial=allow_partial)
+        return _from_address(loaded, f"https://huggingface.co/{repository}")
+    named, at, file = ("", "@", source) if path.is_file() else source.partition("@")
     if at and not file:
         raise UsageError(f"{source} names no file; give ARCHITECTURE@FILE")
     if not at and not is_name(source):
         raise unknown(source)
-    if architecture not in DINOV2:
-        return _of_library(architecture, file, image_size, source, allow_partial=allow_partial)
-    size, name = image_size or SIZE, DINOV2[architecture]
+    if named not in DINOV2:
+        return _of_library(named, file, image_size, source, allow_partial=allow_partial)
+    size, name = image_size or SIZE, DINOV2[named]
     loaded = _of_library(name, file, size, source, allow_partial=allow_partial)
     view = replace(loaded.preprocessing, resize_to=size * RESIZE // SIZE)
     return replace(loaded, preprocessing=view)
@@ -141,41 +129,32 @@ def _of_library(
     """Load an architecture with the weights of a file, or with those of its library."""
     if file:
         return load_file(name, Path(file), size, allow_partial=allow_partial)
-    if name.startswith("torchvision:"):
-        return _of_torchvision(name, size, allow_partial=allow_partial)
-    return load_timm(name, size, allow_partial=allow_partial, label=label)
-
-
-def _of_torchvision(name: str, image_size: int | None, *, allow_partial: bool) -> Pretrained:
-    """Load weights of torchvision: a checkpoint that torch keeps."""
+    if name.startswith("timm:"):
+        return load_timm(name, size, allow_partial=allow_partial, label=label)
     weights = torchvision_weights(name)
-    if image_size:
-        check_size(name, image_size)
+    if size:
+        check_size(name, size)
     # Not by torchvision's own reading, which unpickles anything.
-    architecture = f"{name.partition('.')[0]}.{weights.name}"
-    file = torch_file(name, weights.url)
-    loaded = load_file(architecture, file, image_size, allow_partial=allow_partial)
+    tagged = str(architecture(name)._replace(tag=weights.name))
+    kept = torch_file(name, weights.url)
+    loaded = load_file(tagged, kept, size, allow_partial=allow_partial)
     return _from_address(loaded, weights.url)
 
 
-def _of_hub(
-    source: str, repository: str, image_size: int | None, *, allow_partial: bool
-) -> Pretrained:
-    """Load a repository of the Hugging Face hub, which may be in its cache."""
+def _fetched(source: str, repository: str) -> Path:
+    """Return a repository of the Hugging Face hub as a folder, which may be in its cache."""
     try:
-        folder = hub_folder(source, repository)
+        return hub_folder(source, repository)
     except UsageError as error:
         if source != repository:
             raise
         raise UsageError(f"{source} is no path here, and on Hugging Face {error}") from error
-    loaded = _of_folder(folder, image_size, allow_partial=allow_partial)
-    return _from_address(loaded, f"https://huggingface.co/{repository}")
 
 
 def _from_address(loaded: Pretrained, address: str) -> Pretrained:
     """Name the address that a file was downloaded from, not its place in a cache."""
-    found = {**loaded.details["origin"], "source": address}
-    return replace(loaded, details={**loaded.details, "origin": found})
+    loaded.details["origin"]["source"] = address
+    return loaded
 
 
 def _of_folder(path: Path, image_size: int | None, *, allow_partial: bool) -> Pretrained:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
@@ -17,14 +18,14 @@ from typing_extensions import override
 from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.errors import UsageError
 from nearkin.extensions import is_reference, load_reference
-from nearkin.networks.branch import Backbone, as_backbone, size_error
+from nearkin.networks.branch import Backbone, as_backbone, first_convolution, size_error
 from nearkin.networks.input_size import resize_input
 from nearkin.schema import suggestion
 
 
-def conv_norm(fan_in: int, fan_out: int, size: int, stride: int = 1) -> nn.Sequential:
+def conv_norm(fan_in: int, fan_out: int, size: int) -> nn.Sequential:
     """A convolution without bias and its batch norm."""
-    conv = nn.Conv2d(fan_in, fan_out, size, stride, padding=size // 2, bias=False)
+    conv = nn.Conv2d(fan_in, fan_out, size, padding=size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(fan_out))
 
 
@@ -36,12 +37,11 @@ def half() -> nn.AvgPool2d:
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut (He et al. 2016, figure 2)."""
 
-    def __init__(self, fan_in: int, fan_out: int, stride: int = 1) -> None:
+    def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
-        self.first = conv_norm(fan_in, fan_out, 3, stride)
+        self.first = conv_norm(fan_in, fan_out, 3)
         self.second = conv_norm(fan_out, fan_out, 3)
-        same = fan_in == fan_out and stride == 1
-        self.shortcut = nn.Identity() if same else conv_norm(fan_in, fan_out, 1, stride)
+        self.shortcut = nn.Identity() if fan_in == fan_out else conv_norm(fan_in, fan_out, 1)
         self.relu = nn.ReLU(inplace=True)
         self.drop_path: nn.Module = nn.Identity()  # see `set_drop_path`
 
@@ -84,12 +84,11 @@ def build_backbone(name: str, image_size: int) -> Backbone:
     """Return the backbone of that name, untrained, for images of `image_size` pixels.
 
     Args:
-        name: One of `nearkin.networks.backbone.SMALL`, a torchvision name (`resnet18`,
-            `torchvision/resnet18`) or a timm name (`timm/resnet18`, `vit_tiny_patch16_224`). A
-            bare name that both libraries have means torchvision's. Below 64 px, vision
-            transformers are built with patches of 4 px, whatever their name says, and residual
-            networks with a small stem. `timm:NAME` and `torchvision:NAME` are built as the
-            libraries do at any size, as pretrained weights need it; see `native`.
+        name: One of `SMALL`, a torchvision name (`resnet18`, `torchvision/resnet18`) or a timm
+            name (`timm/resnet18`, `vit_tiny_patch16_224`). A bare name that both libraries have
+            means torchvision's. Below 64 px, vision transformers are built with patches of 4 px,
+            whatever their name says, and residual networks with a small stem. `timm:NAME` and
+            `torchvision:NAME` are built as the libraries do at any size; see `native`.
             Or FILE.py:NAME or module:NAME of a function or class that returns the network. A name
             of any kind but the native ones may end in `?built_for=32`: what it is for images of
             32 px, at another size. Before that, it may have `?in_chans=13`, as timm calls it: a
@@ -130,7 +129,11 @@ def _build(name: str, image_size: int) -> nn.Module:
     if library in ("", "torchvision") and bare in torchvision_names():
         return _with_stem(_from_torchvision(bare), num_channels)
     if library in ("", "timm") and bare in timm_names():
-        return _from_timm(bare, image_size, num_channels)
+        options = {"in_chans": num_channels} if num_channels != 3 else {}
+        if bare.startswith(("vit_", "deit")):  # position embeddings are made for one size
+            options["img_size"] = image_size
+            options |= {"patch_size": 4} if image_size < SMALL_IMAGE else {}
+        return _from_timm(bare, **options)
     hint = suggestion(bare, [*SMALL, *torchvision_names(), *timm_names()])
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin list backbones` lists them")
 
@@ -161,16 +164,11 @@ def with_channels(name: str, num_channels: int) -> str:
 
 def _with_stem(body: nn.Module, num_channels: int) -> nn.Module:
     """Give a network a first convolution for images of other channels, in place."""
-    if num_channels == 3:
-        return body
-    name, conv = next(
-        (name, module) for name, module in body.named_modules() if isinstance(module, nn.Conv2d)
-    )
-    arguments = ("out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
-    options = {key: getattr(conv, key) for key in arguments}
-    parent, _, own = name.rpartition(".")
-    stem = nn.Conv2d(num_channels, bias=conv.bias is not None, **options)
-    setattr(body.get_submodule(parent), own, stem)
+    conv = first_convolution(body)
+    if num_channels != 3 and conv is not None:
+        conv.in_channels = num_channels
+        conv.weight = nn.Parameter(torch.empty(conv.out_channels, num_channels, *conv.kernel_size))
+        conv.reset_parameters()
     return body
 
 
@@ -178,6 +176,43 @@ BUILT_FOR: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?built_for=(\d{1,4})"
 
 NATIVE: Final = re.compile(r"(timm|torchvision):(\w[\w.-]*)(?:\?(.*))?")
 """An architecture as its library builds it: `timm:NAME` or `timm:NAME?option=value&...`."""
+
+
+class Architecture(NamedTuple):
+    """A name that `NATIVE` matches, taken apart."""
+
+    library: str
+    bare: str
+    tag: str  # Of weights, in timm's names and in torchvision's; or ''
+    query: str
+
+    @property
+    def tagged(self) -> str:
+        """The name in its library."""
+        return f"{self.bare}.{self.tag}" if self.tag else self.bare
+
+    @override
+    def __str__(self) -> str:
+        query = f"?{self.query}" if self.query else ""
+        return f"{self.library}:{self.tagged}{query}"
+
+
+def architecture(name: str) -> Architecture:
+    """Take apart the name of an architecture as its library builds it.
+
+    Raises:
+        UsageError: If the library does not have it.
+    """
+    match = NATIVE.fullmatch(name)
+    library, _, rest = name.partition(":")
+    bare, _, tag = (match[2] if match else rest.strip()).partition(".")
+    names = timm_names() if library == "timm" else torchvision_names()
+    if match is None or bare not in names:
+        hint = suggestion(f"{library}:{bare}", [f"{library}:{each}" for each in names])
+        raise UsageError(
+            f"{library} has no architecture {bare}.{hint} `nearkin list backbones` lists them"
+        )
+    return Architecture(library, bare, tag, match[3] or "")
 
 
 RESERVED: Final = (
@@ -191,33 +226,32 @@ def native(name: str, image_size: int, **loading: object) -> nn.Module:
     """Return a network just as its library builds it, without a classifier.
 
     Args:
-        name: What `NATIVE` matches. timm's tag of weights may stand in the name, and so may
-            torchvision's: `torchvision:resnet50.IMAGENET1K_V1`. Options are those of the
-            library, values in JSON.
+        name: What `NATIVE` matches. Options are those of the library, values in JSON.
         image_size: Side of the images in pixels; position embeddings are made for it.
         loading: Further arguments of the library, such as `pretrained`.
 
     Raises:
         UsageError: If the library does not have it.
     """
-    match = NATIVE.fullmatch(name)
-    assert match is not None
-    library, bare, query = match.groups()
-    options: dict[str, object] = query_options(query or "")
+    parts = architecture(name)
+    options = query_options(parts.query)
     if bad := sorted(options.keys() & {*RESERVED}):
         raise UsageError(f"{name} sets {bad[0]}, which is no option of an architecture")
     options |= loading
-    names = timm_names() if library == "timm" else torchvision_names()
-    if bare.partition(".")[0] not in names:
-        hint = suggestion(bare.partition(".")[0], names)
+    if parts.library == "torchvision":
+        options |= {"image_size": image_size} if parts.bare.startswith("vit_") else {}
+        return _from_torchvision(parts.bare, **options)
+    import timm
+
+    config = timm.get_pretrained_cfg(parts.tagged)
+    if config and config.fixed_input_size:
+        options["img_size"] = image_size
+    try:
+        return _from_timm(parts.tagged, **options)
+    except TypeError as error:
         raise UsageError(
-            f"{library} has no architecture {bare}.{hint} `nearkin list backbones` lists"
-        )
-    if library == "timm":
-        return _native_timm(bare, image_size, options)
-    if bare.startswith("vit_"):
-        options["image_size"] = image_size
-    return _from_torchvision(bare.partition(".")[0], **options)
+            f"timm cannot build {parts.tagged}: {error}; correct its options"
+        ) from error
 
 
 def query_options(query: str) -> dict[str, object]:
@@ -231,29 +265,10 @@ def query_options(query: str) -> dict[str, object]:
     return options
 
 
-def _native_timm(name: str, image_size: int, options: dict[str, object]) -> nn.Module:
-    import timm
-
-    options, body = {"num_classes": 0, **options}, None
-    config = timm.get_pretrained_cfg(name)
-    if config and config.fixed_input_size:
-        options["img_size"] = image_size
-        # Views of several sizes, by position embeddings that are interpolated on the way, where
-        # the architecture has that option.
-        with suppress(TypeError):
-            body = timm.create_model(name, dynamic_img_size=True, **options)
-    try:
-        created: nn.Module = body or timm.create_model(name, **options)
-    except TypeError as error:
-        raise UsageError(f"timm cannot build {name}: {error}; correct its options") from error
-    return created
-
-
 def as_current(state: Mapping[str, Tensor], body: nn.Module) -> Mapping[str, Tensor]:
     """Return weights as those of the version of the network's classes that is installed."""
     versioned: Any = OrderedDict(state)
-    own: Any = body.state_dict()
-    versioned._metadata = getattr(own, "_metadata", None)
+    versioned._metadata = getattr(body.state_dict(), "_metadata", None)
     current: Mapping[str, Tensor] = versioned
     return current
 
@@ -282,18 +297,17 @@ def _from_torchvision(name: str, **options: object) -> nn.Module:
     raise UsageError(f"backbone {name} has no classifier to take off; use timm/{name}")
 
 
-def _from_timm(name: str, image_size: int, num_channels: int) -> nn.Module:
+def _from_timm(name: str, **options: object) -> nn.Module:
     import timm
 
-    options: dict[str, object] = {"num_classes": 0}
-    options |= {"in_chans": num_channels} if num_channels != 3 else {}
-    if name.startswith(("vit_", "deit")):  # position embeddings are made for one size
-        options["img_size"] = image_size
-        options |= {"patch_size": 4} if image_size < SMALL_IMAGE else {}
-        with suppress(TypeError):  # multi-crop, where the architecture can interpolate for it
+    options = {"num_classes": 0, **options}
+    if "img_size" in options:
+        # Views of several sizes, by position embeddings that are interpolated on the way, where
+        # the architecture has that option.
+        with suppress(TypeError):
             dynamic: nn.Module = timm.create_model(name, dynamic_img_size=True, **options)
             return dynamic
-    body: nn.Module = timm.create_model(name, pretrained=False, **options)
+    body: nn.Module = timm.create_model(name, **options)
     return body
 
 

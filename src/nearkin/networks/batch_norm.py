@@ -60,21 +60,6 @@ def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
     return F.batch_norm(x, mean, half, by, shift, training=False, eps=0.5)
 
 
-def groups_as_channels(x: Tensor, groups: int) -> Tensor:
-    """Lay consecutive parts of a batch side by side, each with channels of its own.
-
-    From (group x row, channel, ...) to (row, group x channel, ...), in channels_last memory.
-    """
-    parts: Tensor = x.movedim(1, -1).unflatten(0, (groups, -1))
-    return parts.movedim(0, -2).flatten(-2).movedim(-1, 1)
-
-
-def groups_as_rows(x: Tensor, groups: int) -> Tensor:
-    """Undo `groups_as_channels`."""
-    parts: Tensor = x.movedim(1, -1).unflatten(-1, (groups, -1))
-    return parts.movedim(-2, 0).flatten(0, 1).movedim(-1, 1)
-
-
 def normalize_in_groups(network: nn.Module, groups: int) -> None:
     """Let every batch norm inside take its statistics over `groups` equal parts of the batch.
 
@@ -83,43 +68,46 @@ def normalize_in_groups(network: nn.Module, groups: int) -> None:
     so do all where one process has one group.
     """
     if groups > 1 or world_size() > 1:
-        _replace(network, GroupedBatchNorm, groups)
+        _replace(network, groups)
 
 
 def normalize_by_chunk(network: nn.Module, groups: int) -> None:
-    """Let every batch norm inside take its statistics over one chunk at a time.
+    """Let every batch norm inside take its statistics over one of `groups` chunks at a time.
 
-    Args:
-        network: Changed in place, to be run within `accumulate_statistics`.
-        groups: Number of chunks of the batch.
+    The network is changed in place, to be run within `accumulate_statistics`.
 
     Raises:
         UsageError: If a batch norm has other groups.
     """
-    for norm in network.modules():
-        if isinstance(norm, GroupedBatchNorm) and norm.groups != groups:
+    _replace(network, groups)
+    for norm in _grouped(network):
+        if norm.groups != groups:
             raise UsageError(
                 f"a batch of {groups} chunks cannot have {norm.groups} groups of batch "
                 "statistics; make them as many"
             )
-    _replace(network, ChunkedBatchNorm, groups)
+        norm.sees_chunks = True
 
 
-def _replace(network: nn.Module, kind: type["GroupedBatchNorm"], groups: int) -> None:
+def _replace(network: nn.Module, groups: int) -> None:
     for module in network.modules():
         for name, child in module.named_children():
-            if isinstance(child, _BatchNorm) and not isinstance(child, kind):
-                setattr(module, name, kind(child, groups))
+            if isinstance(child, _BatchNorm) and not isinstance(child, GroupedBatchNorm):
+                setattr(module, name, GroupedBatchNorm(child, groups))
+
+
+def _grouped(network: nn.Module) -> list["GroupedBatchNorm"]:
+    return [module for module in network.modules() if isinstance(module, GroupedBatchNorm)]
 
 
 @contextmanager
 def accumulate_statistics(network: nn.Module) -> Iterator[None]:
     """Run a network chunk by chunk in a `with` block; running statistics are updated once, after.
 
-    They are those of `GroupedBatchNorm`. The second run of a chunk, for the gradients, is outside
-    of the block and does not count.
+    They are means over the chunks of all processes. The second run of a chunk, for the gradients,
+    is outside of the block and does not count.
     """
-    norms = [module for module in network.modules() if isinstance(module, ChunkedBatchNorm)]
+    norms = [norm for norm in _grouped(network) if norm.sees_chunks]
     for norm in norms:
         norm.chunks = []
     try:
@@ -131,8 +119,7 @@ def accumulate_statistics(network: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _update_running(norms: list["ChunkedBatchNorm"]) -> None:
-    """Set running statistics to the means over the chunks of all processes."""
+def _update_running(norms: list["GroupedBatchNorm"]) -> None:
     if not norms:
         return
     own = [torch.stack(norm.chunks or []).mean(dim=0) for norm in norms]
@@ -156,6 +143,9 @@ class GroupedBatchNorm(_BatchNorm):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
+    sees_chunks: bool = False  # whether it sees one of its groups at a time
+    chunks: list[Tensor] | None = None
+    """What each so far made of the running statistics, within `accumulate_statistics`."""
 
     def __init__(self, norm: _BatchNorm, groups: int) -> None:
         if norm.momentum is None or not norm.track_running_stats:
@@ -181,6 +171,11 @@ class GroupedBatchNorm(_BatchNorm):
 
     def _normalize(self, x: Tensor) -> Tensor:
         """Normalize this process's rows, and update the running statistics."""
+        if self.sees_chunks:
+            normal, running = self._one_group(x)
+            if self.chunks is not None:
+                self.chunks.append(running)
+            return normal
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
         ranks = world_size()
@@ -223,9 +218,16 @@ class GroupedBatchNorm(_BatchNorm):
         return normal, torch.stack([mean, var])
 
     def _all_groups(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-        """Do what `_one_group` does with each, in one kernel."""
-        wide, running = self._one_group(groups_as_channels(x, groups), groups)
-        return groups_as_rows(wide, groups), running.unflatten(1, (groups, -1)).movedim(1, 0)
+        """Do what `_one_group` does with each, in one kernel.
+
+        From (group x row, channel, ...) to (row, group x channel, ...) and back, in channels_last
+        memory.
+        """
+        parts: Tensor = x.movedim(1, -1).unflatten(0, (groups, -1))
+        wide, running = self._one_group(parts.movedim(0, -2).flatten(-2).movedim(-1, 1), groups)
+        apart: Tensor = wide.movedim(1, -1).unflatten(-1, (groups, -1))
+        normal = apart.movedim(-2, 0).flatten(0, 1).movedim(-1, 1)
+        return normal, running.unflatten(1, (groups, -1)).movedim(1, 0)
 
     def _shared_group(self, x: Tensor) -> Tensor:
         """Normalize rows whose group several processes share."""
@@ -246,18 +248,4 @@ class GroupedBatchNorm(_BatchNorm):
         plain = torch.ones_like(scale), torch.zeros_like(scale)
         affine = (self.weight, self.bias) if self.affine else plain
         normal: Tensor = SyncNormalization.apply(x, *affine, mean[group], scale, self.groups)
-        return normal
-
-
-class ChunkedBatchNorm(GroupedBatchNorm):
-    """A batch norm that sees one of its groups at a time, within `accumulate_statistics`."""
-
-    chunks: list[Tensor] | None = None
-    """What each chunk so far made of the running statistics; None outside of the block."""
-
-    @override
-    def _normalize(self, x: Tensor) -> Tensor:
-        normal, running = self._one_group(x)
-        if self.chunks is not None:
-            self.chunks.append(running)
         return normal

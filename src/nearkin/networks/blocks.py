@@ -73,22 +73,16 @@ def layer_depths(body: nn.Module) -> dict[str, int]:
             body, cast(Any, body).group_matcher(coarse=False), reverse=True
         )
         return numbered
-    prefixes = _prefixes(body)
+    parts = network_parts(body)
+    blocks = [place for place, part in enumerate(parts) if part.is_block]
+    blocks = blocks or list(range(len(parts)))
+    starts = {*blocks, blocks[-1] + 1} if blocks else set()
+    prefixes, number = dict[str, int](), 0
+    for place, part in enumerate(parts):
+        number += place in starts and place > 0
+        prefixes[f"{part.name}."] = number
     # Parameters of the network itself are its tokens and position embeddings.
     return {
         name: next((n for prefix, n in prefixes.items() if name.startswith(prefix)), 0)
         for name, _ in body.named_parameters()
     }
-
-
-def _prefixes(body: nn.Module) -> dict[str, int]:
-    """Return the number of the layer of each part, by the prefix of its parameters."""
-    parts = network_parts(body)
-    blocks = [place for place, part in enumerate(parts) if part.is_block]
-    blocks = blocks or list(range(len(parts)))
-    starts = {*blocks, blocks[-1] + 1} if blocks else set()
-    numbers, number = dict[str, int](), 0
-    for place, part in enumerate(parts):
-        number += place in starts and place > 0
-        numbers[f"{part.name}."] = number
-    return numbers

@@ -272,11 +272,7 @@ def trained_backbones(network: nn.Module) -> list[Backbone]:
 
 
 def freeze_first_convolution(backbone: Backbone) -> None:
-    """Let the first convolution of a backbone keep its weights.
-
-    Raises:
-        UsageError: If the backbone has none.
-    """
+    """Let the first convolution of a backbone keep its weights; refuse one without any."""
     convolution = first_convolution(backbone)
     if convolution is None:
         raise UsageError(f"backbone {backbone.name} has no convolution, whose weights would stay")
@@ -390,13 +386,8 @@ def size_error(name: str, image_size: int, error: Exception) -> UsageError:
 def should_compile(device: torch.device, steps: int, *, optimizer: str, side: int) -> bool:
     """Return whether compiling is possible here and saves time over that many steps.
 
-    On CPUs, and of small views beside Muon, it was measured not to (docs/benchmarks.md).
-
-    Args:
-        device: What trains.
-        steps: Of the training.
-        optimizer: Its name.
-        side: Of the largest views, in pixels.
+    On CPUs, and of small views beside Muon, it was measured not to (docs/benchmarks.md). `side` is
+    that of the largest views, in pixels.
     """
     able = find_spec("triton") and any(map(shutil.which, ("cc", "gcc", "clang")))
     pays = steps >= MIN_STEPS and (optimizer != "muon" or side >= MUON_SIDE)

@@ -94,14 +94,8 @@ def weight_gradient(
     """Return the gradient of a convolution's weights, a product for each place of the kernel.
 
     Place (i, j) of output channel o and input channel c has the sum over images and positions
-    (u, v) of `grad[o, u, v] * x[c, u * stride + i, v * stride + j]`, of the padded images.
-
-    Args:
-        x: The images that were convolved.
-        grad: The gradient of the result.
-        kernel: Height and width of the kernel.
-        stride: Of the convolution, along both sides.
-        padding: With zeros, along both sides.
+    (u, v) of `grad[o, u, v] * x[c, u * stride + i, v * stride + j]`, of images padded with zeros;
+    `grad` is the gradient of the result. Sizes of the kernel are its height and width.
     """
     rows, columns = (size * step for size, step in zip(grad.shape[2:], stride, strict=True))
     padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])).movedim(1, -1)

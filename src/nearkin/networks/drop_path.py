@@ -94,12 +94,8 @@ def set_drop_path(body: nn.Module, rate: float | None, name: str) -> None:
     """Give a network's residual branches probabilities of being dropped, in place.
 
     They rise in a line from 0 in the first block to `rate` in the last (Huang et al. 2016, eq. 4;
-    as timm has them for vision transformers). State and names stay as they are.
-
-    Args:
-        body: The network.
-        rate: The highest probability; None keeps those that the network was built with.
-        name: Its name in messages.
+    as timm has them for vision transformers); None keeps those that the network was built with.
+    State and names stay as they are.
 
     Raises:
         UsageError: If `rate` is above 0 and the network has no branches to drop.

@@ -14,13 +14,8 @@ def add_lora(backbone: Backbone, rank: int, image_size: int) -> None:
     """Freeze a network and put a trained matrix of a low rank beside each linear layer, in place.
 
     Hu et al. LoRA: low-rank adaptation of large language models. arXiv:2106.09685, section 4.1,
-    with alpha equal to the rank: `W x + B A x`, where B starts at 0, so the features do too.
-    Layers of attention and of perceptrons get one, convolutions do not.
-
-    Args:
-        backbone: The network.
-        rank: Rows of A.
-        image_size: Side in pixels of images it can be run on.
+    with alpha equal to the rank, the rows of A: `W x + B A x`, where B starts at 0, so that the
+    features stay. Layers of attention and of perceptrons get one, convolutions do not.
 
     Raises:
         UsageError: If peft is not installed, or no linear layer is there.
