@@ -20,7 +20,15 @@ from nearkin.data.duplicates import Groups, merged, pairs_of
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.pace import ProgressCallback, count
-from nearkin.report.page.blocks import Page, Pairs, Paragraphs, Table, Tile, Tiles
+from nearkin.report.page.blocks import (
+    PAIR_SIDE,
+    Page,
+    Pairs,
+    Paragraphs,
+    Table,
+    Tile,
+    Tiles,
+)
 from nearkin.result import Result, Row
 from nearkin.text import aligned, as_text
 from nearkin.types import UNLABELED
@@ -92,15 +100,18 @@ class Audit(Result):
             cost = (Table("Accuracy with leaks and without", PRICE, rows, note),)
             curve = self.price.chart()
 
-        def tile(row: int, value: float = 0, note: str = "") -> Tile:
+        def tile(row: int, value: float, note: str) -> Tile:
             return Tile(embeddings.paths[row], "", value, note)
+
+        def one(row: int) -> Tile:
+            return Tile(embeddings.paths[row], side=PAIR_SIDE)
 
         def names(doubt: Doubt) -> str:
             classes, labels = embeddings.classes, embeddings.labels
             return f"{classes[labels[doubt.row]]} → {classes[doubt.other]}"
 
         leaks = tuple(
-            (tile(leak.test), tile(leak.train), f"{leak.cosine:.4f}", leak.why)
+            (one(leak.test), one(leak.train), f"{leak.cosine:.4f}", leak.why)
             for leak in self.leaks.found[:SHOWN]
         )
         checked = tuple(tile(each.row, each.score, names(each)) for each in doubts[:SHOWN])
