@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Int, Shaped
+from jaxtyping import Bool, Float, Float32, Int, Shaped
 
 from nearkin.files import write_whole
 
@@ -41,6 +41,12 @@ class Coloring:
     """What the page does with it: scores order the images of a class, highest first; labels are
     given where there is a server, which suggests the names of classes, and classes of a discovery
     are renamed there."""
+
+    @property
+    def known(self) -> Bool[np.ndarray, " n"]:
+        """Whether the value of each image is known."""
+        is_class = np.issubdtype(self.values.dtype, np.integer)
+        return self.values >= 0 if is_class else np.isfinite(self.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
