@@ -74,13 +74,9 @@ def find_leaks(audited: Audited, precision: float, seed: int, progress: Progress
     """Find test images that are training images, too.
 
     An image and its nearest training images are compared by pixels as in `near_groups`, and also
-    mirrored, and shifted. What remains is judged by its cosine.
-
-    Args:
-        audited: Both parts.
-        precision: The least share of duplicates among those that features alone find.
-        seed: Decides which training images are decoys.
-        progress: Receives progress.
+    mirrored, and shifted. What remains is judged by its cosine: of those that features alone
+    find, the share of duplicates is at least `precision`. The seed decides which training images
+    are decoys.
 
     Raises:
         UsageError: If every test image is a training image.

@@ -216,14 +216,8 @@ def examine(
 ) -> Audit:
     """Look for all that a split hides.
 
-    Args:
-        audited: Both parts.
-        ignore: The name of a column that features are to ignore.
-        ignored: Its value for each image.
-        precision: Of the leaks that features alone find.
-        seed: Decides all draws.
-        device: Where classifiers compute.
-        on_progress: Receives progress.
+    `ignored` are the values of the column `ignore`, which features are to ignore; `precision` is
+    that of the leaks that features alone find.
 
     Raises:
         UsageError: If all test images are in the training part, or the column has one value.

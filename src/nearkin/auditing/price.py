@@ -84,17 +84,9 @@ def price(
 ) -> Price | None:
     """Measure what accuracy owes to training images of the groups of test images.
 
-    Intervals are of 95 %, with the groups; those of differences are paired by test image.
-
-    Args:
-        audited: Both parts.
-        groups: The group of each image: duplicates, and images of one source.
-        cosine: Of each test image and its nearest training image.
-        seed: Of the linear classifier.
-        device: Where to compute.
-
-    Returns:
-        None where the training or the test images have no labels.
+    Intervals are of 95 %, with the groups; those of differences are paired by test image. Groups
+    are of duplicates, and of images of one source; `cosine` is that of each test image and its
+    nearest training image. None where the training or the test images have no labels.
 
     Raises:
         DataError: If the labeled training images are of a single class.

@@ -29,13 +29,8 @@ def duplicates_page(
 ) -> Page:
     """Return the page, whose images have no pixels yet.
 
-    Args:
-        images: Those of the pairs.
-        data: What they are called.
-        lead: How many duplicates there are, in a sentence.
-        estimate: What the threshold on features does.
-        found: Each image that is not kept, beside the one that is.
-        others: Images beside the most similar ones below the threshold.
+    `found` has each image that is not kept, beside the one that is; `others` images beside the
+    most similar ones below the threshold. `lead` says how many duplicates there are.
     """
 
     def pairs(note: str, shown: Sequence[Pair]) -> tuple[Pairs]:

@@ -167,13 +167,8 @@ def run_sections(
 ) -> tuple[Section, ...]:
     """Return what the pages of all kinds of runs end with.
 
-    Args:
-        folder: The run.
-        data: Its images.
-        config: Its settings.
-        protocol: What was trained on what and scored on what, a sentence each.
-        steps: What to do next: a sentence, and its command or ''.
-        programs: The versions of those that have computed it.
+    `protocol` says what was trained on what and scored on what, a sentence each; `steps` say what
+    to do next, each with its command or ''; `programs` are the versions that have computed it.
     """
     settings = vars(config) | {"options": dict(getattr(config, "options", {}))}
     facts = (

@@ -75,12 +75,7 @@ def write_table_page(
 ) -> None:
     """Write a page with the map of a table of features, of which a block is in memory.
 
-    Args:
-        table: Features.
-        images: The images that they are of.
-        rows: The image of each row of the table.
-        output: Where to.
-        one_file: As of `write_page`.
+    `rows` are the image of each row of the table; `one_file` is as of `write_page`.
     """
     classes, numbers = numbered(table.texts("label"))
     embeddings = Embeddings(
@@ -156,13 +151,9 @@ def _named(page: Page, names: Mapping[str, str]) -> Page:
 def with_thumbnails(
     page: Page, images: Images | None, workers: int, *, on_map: bool = False
 ) -> Page:
-    """Return a page with the pixels of its images, but for those that cannot be read.
+    """Return a page, whose images have names only, with the pixels of those that can be read.
 
-    Args:
-        page: Its images have names only.
-        images: Among which they are; without any, the page shows none.
-        workers: Processes that decode photographs.
-        on_map: Whether images lead to their places on the map of the page.
+    Without `images`, the page shows none. With `on_map`, they lead to their places on its map.
     """
     asked = defaultdict[int, set[str]](set)
     _changed(page, Tile, lambda tile: asked[tile.side].add(tile.path))
