@@ -16,7 +16,8 @@ from nearkin.files import write_whole
 SIMILARITY_STEPS: Final = 100
 """Similarities are stored as this many steps per 1, which fit into a byte."""
 SCRIPT_PARTS: Final = (
-    "data", "drawing", "view", "legend", "selection", "lists", "panel", "server", "labels", "input",
+    "data", "drawing", "view", "legend", "selection", "lists", "panel", "server", "labels",
+    "input",
 )  # fmt: skip
 """JavaScript files in the order they are concatenated."""
 ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&"})
