@@ -182,7 +182,7 @@ def of_tables(
 
 def _used(parts: Values) -> Bool[np.ndarray, " _"]:
     """Whether each image is trained on or scored, which some of a validation part are not."""
-    return (parts != "val") | (scored_part(parts) == "val")
+    return np.asarray((parts != "val") | (scored_part(parts) == "val"))
 
 
 def _vectors(tables: Sequence[EmbeddingTable]) -> list[Float[Tensor, "_ dim"]]:

@@ -141,16 +141,15 @@ class ComparedMetric:
 
     name: str
     values: tuple[Metric | None, ...]  # By run; None if it has none
-    same_images: bool
     from_first: tuple[Difference | None, ...] = ()
     """By run: its difference from the run of the highest value, where it is known image by image;
     None of that run itself."""
 
     @property
     def comparable(self) -> bool:
-        """Whether all runs measured it by the same protocol on the same images."""
+        """Whether all runs measured it by the same protocol."""
         first, *others = [metric for metric in self.values if metric is not None]
-        return self.same_images and all(first.compares_with(other) for other in others)
+        return all(first.compares_with(other) for other in others)
 
     @property
     def best(self) -> int | None:
@@ -285,14 +284,10 @@ def _marked(cell: str) -> str:
 
 def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
     """Compare runs of one kind."""
-    same_images = len({run.images for run in runs}) == 1
-    from_first = _knn_differences(runs) if same_images else ()
+    from_first = {KNN: _knn_differences(runs)}
     metrics = tuple(
         ComparedMetric(
-            name,
-            tuple(run.metrics.get(name) for run in runs),
-            same_images,
-            from_first if name == KNN else (),
+            name, tuple(run.metrics.get(name) for run in runs), from_first.get(name, ())
         )
         for name in dict.fromkeys(name for run in runs for name in run.metrics)
     )
@@ -312,7 +307,7 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
     """Compare kNN top-1 with the highest, where all have embeddings of the same test images."""
     if (
         {run.kind for run in runs} != {TRAININGS}
-        or len({run.split for run in runs}) > 1
+        or len({(run.images, run.split) for run in runs}) > 1
         or not all(KNN in run.metrics and run.folder.embeddings.exists() for run in runs)
         or not all(run.metrics[KNN].compares_with(runs[0].metrics[KNN]) for run in runs)
     ):
