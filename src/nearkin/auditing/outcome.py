@@ -20,15 +20,7 @@ from nearkin.data.duplicates import Groups, merged, pairs_of
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.pace import ProgressCallback, count
-from nearkin.report.page.blocks import (
-    PAIR_SIDE,
-    Page,
-    Pairs,
-    Paragraphs,
-    Table,
-    Tile,
-    Tiles,
-)
+from nearkin.report.page.blocks import PAIR_SIDE, Page, Pairs, Paragraphs, Table, Tile, Tiles
 from nearkin.result import Result, Row
 from nearkin.text import aligned, as_text
 from nearkin.types import UNLABELED
