@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
 
@@ -306,7 +306,6 @@ def tiles(images: Images, side: int, workers: int = 0) -> tuple[bytes, ...]:
     Sheets are WebP images of `PER_SHEET` squares, `COLUMNS` in a row; unreadable images are gray.
     """
     arrays = list(_sheets(images, np.arange(len(images)), side, workers))
-    sheets: tuple[bytes, ...] = ()
     for quality in QUALITIES:
         sheets = tuple(_webp(sheet, quality) for sheet in arrays)
         if sum(map(len, sheets)) <= MAX_BYTES * max(len(images), LANDMARKS):
@@ -331,19 +330,12 @@ def _sheets(
 ) -> Iterator[Image.Image]:
     for part in blocks(len(order), BLOCK):
         chosen = order[part]
-        ascending = chosen.argsort()
-        squares = np.empty((len(chosen), side, side, 3), np.uint8)
+        ascending, num_places = chosen.argsort(), -(-len(chosen) // COLUMNS) * COLUMNS
+        squares = np.full((num_places, side, side, 3), MIDDLE_GRAY, np.uint8)
         crops = CenterCrops(images.subset(chosen[ascending]), side, workers=workers)
         every = (square for batch in crops for square in batch.permute(0, 2, 3, 1).numpy())
         for place, square in zip(ascending, every, strict=True):
             squares[place] = preview(square)
-        for own in blocks(len(squares), PER_SHEET):
-            yield _sheet(squares[own])
-
-
-def _sheet(squares: UInt8[np.ndarray, "n side side 3"]) -> Image.Image:
-    rows, side = -(-len(squares) // COLUMNS), squares.shape[1]
-    sheet = np.full((rows * COLUMNS, side, side, 3), MIDDLE_GRAY, np.uint8)
-    sheet[: len(squares)] = squares
-    grid = sheet.reshape(rows, COLUMNS, side, side, 3).swapaxes(1, 2)
-    return Image.fromarray(grid.reshape(rows * side, COLUMNS * side, 3))
+        for own in blocks(num_places, PER_SHEET):
+            grid = squares[own].reshape(-1, COLUMNS, side, side, 3).swapaxes(1, 2)
+            yield Image.fromarray(grid.reshape(-1, COLUMNS * side, 3))
