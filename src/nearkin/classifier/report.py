@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Int
-from msgspec.structs import replace
 
 from nearkin.classifier.assignments import COLUMNS, Assignments, typical
 from nearkin.classifier.calibration import Calibration
@@ -17,7 +16,7 @@ from nearkin.data.images import Images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.files import write_whole
-from nearkin.report.page.blocks import MEDOID_SIDE, ClassView, Page, Tile
+from nearkin.report.page.blocks import ClassView, Page, Tile
 from nearkin.report.pages import store_page, write_page
 from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.edits import class_names
@@ -62,7 +61,7 @@ def class_views(assignments: Assignments) -> dict[int, ClassView]:
         views[number] = ClassView(
             name=assignments.classes[number],
             size=int(sizes[number]),
-            medoid=next((replace(each, side=MEDOID_SIDE) for each in shown.get("core", ())), None),
+            medoid=next(iter(shown.get("core", ())), None),
             core=shown.get("core", ()),
             border=shown.get("border", ()),
             score=fmean(assignments.score[assignments.cluster == number].tolist()),

@@ -26,7 +26,7 @@ from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import encoder_page
 from nearkin.report.image_map import ONE_FILE, image_map, thumbnails
-from nearkin.report.page.blocks import Cards, ClassView, Page, Pairs, Tile, Tiles
+from nearkin.report.page.blocks import MEDOID_SIDE, Cards, ClassView, Page, Pairs, Tile, Tiles
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap, write_files
 from nearkin.run.folder import KINDS, RunFolder
@@ -142,7 +142,8 @@ def _named(page: Page, names: Mapping[str, str]) -> Page:
 
     def view(each: ClassView) -> ClassView:
         merge, on_map = tuple(map(named, each.merge)), names.get(each.name, each.name)
-        return replace(each, name=named(each.name), merge=merge, on_map=on_map)
+        medoid = each.medoid and replace(each.medoid, side=MEDOID_SIDE)
+        return replace(each, name=named(each.name), medoid=medoid, merge=merge, on_map=on_map)
 
     changed: Page = _changed(page, ClassView, view)
     return changed
