@@ -62,22 +62,13 @@ BLOCKS: Final[Any] = TEMPLATES.get_template("blocks.html").module
 
 
 def render(
-    page: Page,
-    image_map: ImageMap | None = None,
-    *,
-    served: bool = False,
-    files: str = "",
+    page: Page, image_map: ImageMap | None = None, *, served: bool = False, files: str = ""
 ) -> str:
     """Return a whole page; sections without content are left out.
 
     A Content-Security-Policy in its head keeps browsers from loading, running or sending anything
-    but the page's own script, in case some text is ever taken for markup.
-
-    Args:
-        page: Its content.
-        image_map: The map of its images, if there is one.
-        served: Whether to allow requests to the page's server.
-        files: The address of what `details` and the sheets are in, if the map has such.
+    but the page's own script, in case some text is ever taken for markup; `served` allows requests
+    to the page's server. `files` is the address of what `details` and the sheets are in.
     """
     sections = [(title, Markup().join(map(drawn, blocks))) for title, blocks in page.sections]
     if image_map is not None:
