@@ -101,21 +101,19 @@ def find_leaks(audited: Audited, precision: float, seed: int, progress: Progress
     for at in np.flatnonzero(is_linked & ~is_same).tolist():  # by way of a third image
         other[at] = train[first[np.searchsorted(numbers, groups[test[at]])]]
         cosine[at] = float(vectors[test[at]] @ vectors[other[at]])
-    by_pixels, least = "near-duplicate", np.inf if threshold is None else threshold
-    reasons = (
-        (is_same & (exact[test] == exact[other]), "same bytes"),
-        (is_same, "same vector" if known is None else by_pixels),
-        (is_linked, by_pixels),
-        (left & (nearest_cosine >= least), "similar features"),
-    )
-    why = np.select(*zip(*reasons, strict=True), default="")
+    is_exact, least = exact[test] == exact[other], np.inf if threshold is None else threshold
+    kinds = [is_same & is_exact, is_same, is_linked, left & (nearest_cosine >= least)]
+    same = "same vector" if known is None else "near-duplicate"
+    reasons = ["same bytes", same, "near-duplicate", "similar features"]
+    why = np.select(kinds, reasons, default="")
     found = np.flatnonzero(why != "")
     if len(found) == len(test):
         raise UsageError(
             f"all {len(test)} test images are training images, too; give a test part of others"
         )
     groups = merged(groups, np.stack([test[found], other[found]], axis=1))
-    leaks = map(Leak, *(each[found].tolist() for each in (test, other, cosine, why)))
+    columns = (each[found].tolist() for each in (test, other, cosine, why))
+    leaks = (Leak(*row) for row in zip(*columns, strict=True))
     surest = sorted(leaks, key=lambda leak: (-leak.cosine, leak.test))
     return Leaks(tuple(surest), groups, nearest_cosine, threshold, reached, len(decoys))
 

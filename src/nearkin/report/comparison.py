@@ -119,7 +119,8 @@ def _metrics(kind: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, Metri
 
 def _duration(log: Path) -> float | None:
     """Seconds of the session that made the run; None if it went on with what another had begun."""
-    seconds, start, goes_on = None, "", False
+    seconds: float | None = None
+    start, goes_on = "", False
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
         if not line[:4].isdigit():  # of a traceback
             continue
@@ -200,7 +201,7 @@ class Comparison(Result):
     @override
     def records(self) -> list[Row]:
         """A row per metric: its name, and its value in each run."""
-        rows = []
+        rows = list[Row]()
         for each in self.metrics:
             values = [metric and metric.value for metric in each.values]
             rows.append({"metric": each.name, **dict(zip(self.names, values, strict=True))})

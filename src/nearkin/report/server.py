@@ -269,10 +269,9 @@ class RequestHandler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
         if len(lengths) > 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]):
             raise Refused(HTTPStatus.BAD_REQUEST, "malformed request")
-        length = int(lengths[0])
-        if length > MAX_BODY:
-            largest = f"{MAX_BODY >> 20} MiB"
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"larger than {largest}")
+        if (length := int(lengths[0])) > MAX_BODY:
+            largest = f"larger than {MAX_BODY >> 20} MiB"
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, largest)
         body = b""
         with suppress(OSError):
             body = self.rfile.read(length)
