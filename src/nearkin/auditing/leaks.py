@@ -96,11 +96,7 @@ def find_leaks(audited: Audited, precision: float, seed: int, progress: Progress
     nearest_cosine, left = of_test.cosine[:, 0], ~is_same & ~is_linked
     decoys = of_train.cosine[~of_train.same.any(axis=1), :1].ravel()  # one image has no other
     threshold, reached = _threshold(nearest_cosine[left], decoys, precision)
-    other, cosine = of_test.most_similar()
-    numbers, first = np.unique(groups[train], return_index=True)
-    for at in np.flatnonzero(is_linked & ~is_same).tolist():  # by way of a third image
-        other[at] = train[first[np.searchsorted(numbers, groups[test[at]])]]
-        cosine[at] = float(vectors[test[at]] @ vectors[other[at]])
+    other, cosine = _partners(of_test, vectors, test, train, groups)
     is_exact, least = exact[test] == exact[other], np.inf if threshold is None else threshold
     kinds = [is_same & is_exact, is_same, is_linked, left & (nearest_cosine >= least)]
     same = "same vector" if known is None else "near-duplicate"
@@ -153,10 +149,26 @@ class _Neighbors:
         alike |= shifted(known["features"], pairs) > 0
         return cls(index, cosine, same | alike.reshape(shape))
 
-    def most_similar(self) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-        """Return the nearest one that is the same image, or else the nearest; and its cosine."""
-        place = np.arange(len(self.same)), self.same.argmax(axis=1)
-        return self.index[place], self.cosine[place]
+
+def _partners(
+    near: _Neighbors,
+    vectors: Float[Tensor, "images dim"],
+    test: Int[np.ndarray, " test"],
+    train: Int[np.ndarray, " train"],
+    groups: Groups,
+) -> tuple[Int[np.ndarray, " test"], Float[np.ndarray, " test"]]:
+    """Return a training image beside each test image, and the cosine.
+
+    It is the nearest that is the same image, or else one of its group, or else the nearest.
+    """
+    place = np.arange(len(test)), near.same.argmax(axis=1)
+    other, cosine = near.index[place], near.cosine[place]
+    numbers, first = np.unique(groups[train], return_index=True)
+    by_group = np.isin(groups[test], numbers) & ~near.same.any(axis=1)
+    for at in np.flatnonzero(by_group).tolist():
+        other[at] = train[first[np.searchsorted(numbers, groups[test[at]])]]
+        cosine[at] = float(vectors[test[at]] @ vectors[other[at]])
+    return other, cosine
 
 
 def _threshold(
