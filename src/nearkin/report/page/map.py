@@ -112,14 +112,9 @@ def map_data(image_map: ImageMap, files: str = "") -> str:
 
     `files` is the address of what `details` and the sheets are in, if the map has such.
     """
+    texts = ("name", "role", "classes", "note")
     colorings = [
-        {
-            "name": one.name,
-            "role": one.role,
-            "classes": one.classes,
-            "note": one.note,
-            "values": _array(one.values),
-        }
+        {name: getattr(one, name) for name in texts} | {"values": _array(one.values)}
         for one in image_map.colorings
     ]
     data: dict[str, Any] = {
