@@ -97,7 +97,9 @@ function classLegend(coloring) {
 }
 
 function legendEntry(coloring, each, size) {
-  const entry = button("", () => {
+  const label = make("bdi", {}, className(coloring, each));
+  const content = [legendMark(each), label, make("span", {}, size.toLocaleString("en"))];
+  const entry = button(content, () => {
     if (!coloring.hidden.delete(each)) coloring.hidden.add(each);
     entry.ariaPressed = !coloring.hidden.has(each);
     updateVisible();
@@ -105,8 +107,6 @@ function legendEntry(coloring, each, size) {
   const highlight = (highlighted) => () => { state.highlighted = highlighted; restyle(); };
   entry.onpointerenter = entry.onfocus = highlight(each);
   entry.onpointerleave = entry.onblur = highlight(null);
-  const label = make("bdi", {}, className(coloring, each));
-  entry.append(legendMark(each), label, make("span", {}, size.toLocaleString("en")));
   return entry;
 }
 

@@ -131,9 +131,8 @@ async function showGrid() {
   const top = same ? $("grid").scrollTop : 0;
   grid.rows = rows;
   grid.tiles = new Map(shown.map((i) => {
-    const item = button(tile(i), null, { title: name(i) });
+    const item = button([tile(i), make("span")], null, { title: name(i) });
     item.dataset.row = i;
-    item.append(make("span"));
     return [i, item];
   }));
   const focused = $("grid").contains(document.activeElement);
