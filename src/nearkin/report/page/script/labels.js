@@ -14,7 +14,8 @@ function rawLabel(i) {
 const labelOf = (i) => escapeInvisible(rawLabel(i));
 
 function findLabeled() {
-  state.labeled = allRows().filter(rawLabel);
+  const { values } = withRole("label") ?? { values: [] };
+  state.labeled = allRows().filter((i) => values[i] >= 0);
 }
 
 /* The coloring of the labels, which an unlabeled run has not. */
