@@ -113,14 +113,6 @@ class Confusion(Struct, frozen=True, tag=True):
         cells = np.concatenate([found, counts[:, None]], axis=1).tolist()
         return cls(tuple(true), tuple(predicted), num_matched, tuple(map(tuple, cells)))
 
-    @property
-    def sizes(self) -> list[int]:
-        """Images of each true class."""
-        sizes = [0] * len(self.true)
-        for true, _, images in self.cells:
-            sizes[true] += images
-        return sizes
-
     def dense(self) -> Int[np.ndarray, "true predicted"]:
         """Return the whole matrix."""
         counts = np.zeros((len(self.true), len(self.predicted)), np.int64)

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -133,7 +134,9 @@ def _confusion(confusion: Confusion) -> Markup:
 
 
 def _largest_confusions(confusion: Confusion) -> Table:
-    sizes = confusion.sizes
+    sizes = Counter[int]()  # of the true classes
+    for true, _, images in confusion.cells:
+        sizes[true] += images
     rows = [
         (confusion.true[true], confusion.predicted[predicted], f"{n:,}", f"{n / sizes[true]:.0%}")
         for true, predicted, n in confusion.largest(NUM_CONFUSIONS)
