@@ -192,14 +192,19 @@ def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Colorin
     scored = (cluster != "") & (labels != "")
     if scored.any():
         yield by_name("Ground truth", labels, "The class by the labels hidden from training.")
-        truth = np.unique(labels[scored], return_inverse=True)[1]
-        names, clusters = np.unique(cluster[scored], return_inverse=True)
-        _, mapping = cluster_accuracy(truth, clusters)
-        matched = np.array([mapping.get(number, -1) for number in range(len(names))])
         right = np.full(len(labels), False)
-        right[scored] = matched[clusters] == truth
+        right[scored] = _matched(labels[scored], cluster[scored])
         note = "Clusters are matched to the true classes with the Hungarian algorithm."
         yield _correct(right, scored, note)
+
+
+def _matched(labels: np.ndarray, clusters: np.ndarray) -> Bool[np.ndarray, " n"]:
+    """Whether each image is of the class that its cluster is matched to."""
+    truth = np.unique(labels, return_inverse=True)[1]
+    names, numbers = np.unique(clusters, return_inverse=True)
+    _, mapping = cluster_accuracy(truth, numbers)
+    matched = np.array([mapping.get(number, -1) for number in range(len(names))])
+    return np.asarray(matched[numbers] == truth)
 
 
 def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
