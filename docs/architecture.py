@@ -39,7 +39,7 @@ ROOMS = {
     "classification": "classes from labels: probes, fine-tuning, metrics",
     "discovery": "novel classes: stages, trials, number of classes, findings",
     "classifier": "features that are kept, classifier, calibration, outliers",
-    "report": "the page of a run, its plots and its server",
+    "report": "the page of a run and its server",
     "training": "loop, checkpoints, signals, health, optimizers, schedules",
     "evaluation": "embeddings, metrics with protocols, baselines, verdicts",
     "encoders": "what an encoder is, its file, and those of other libraries",

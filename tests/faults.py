@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from kills import AIMS, RANDOM, harness, warm_up
+from kills import AIMS, RANDOM, harness
 
 from nearkin.methods import METHODS
 
@@ -86,7 +86,6 @@ def main() -> int:
     parser.add_argument("-o", type=Path, required=True, dest="table")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    warm_up()
     methods = options.methods.split(",")
 
     def done(method: str) -> int:

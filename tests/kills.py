@@ -13,7 +13,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,8 +37,6 @@ import nearkin.commands.train  # noqa: F401
 from nearkin.cli import main
 from nearkin.files import PARTIAL
 from nearkin.methods import METHODS, parameters
-from nearkin.report.encoder_report import training_curves
-from nearkin.report.plots import curves
 from nearkin.run.folder import RunFolder
 from nearkin.schema import option
 from nearkin.training.checkpoint import latest
@@ -341,11 +338,3 @@ def harness(
         compare()
     counted = {"kills": kills, "resumes": 0, "in_write": 0, **tally}
     return counted | {"differing": sorted(differing), "aims": counts}
-
-
-def warm_up() -> None:
-    """Draw once what every run draws at its end, so that fonts are looked for only here."""
-    with TemporaryDirectory() as made, suppress(OSError):
-        folder = RunFolder(Path(made))
-        folder.metrics.write_text("epoch,loss\n1,1\n2,1\n")
-        curves([*training_curves(folder).values()], Path(made, "curves.png"))

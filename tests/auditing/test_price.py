@@ -51,7 +51,7 @@ def test_it_is_the_accuracy_without_linked_training_images_on_the_same_test_imag
     nearest = found.curve[0]
     rows = np.argsort(-cosine, kind="stable")[: nearest.n]
     assert nearest.distance == pytest.approx(1 - cosine[rows].mean())
-    assert nearest.accuracies[0].value == pytest.approx(right[0][rows].mean())
+    assert nearest.values[0] == pytest.approx(right[0][rows].mean())
 
 
 def test_without_leaks_there_is_none_and_without_others_nothing_to_learn_from():

@@ -41,9 +41,7 @@ def test_a_run_leaves_every_file_that_the_documentation_names(finished):
         "checkpoints", "config.toml", "embeddings.parquet", "encoder.safetensors",
         "metrics.csv", "plots", "projector.safetensors", "summary.json", "train.log",
     }  # fmt: skip
-    assert {path.name for path in (finished / "plots").iterdir()} == {
-        "augmentations.png", "curves.png", "map.png",
-    }  # fmt: skip
+    assert {path.name for path in (finished / "plots").iterdir()} == {"augmentations.png"}
 
 
 def test_the_configuration_of_a_run_repeats_it_to_the_bit(finished, tmp_path):

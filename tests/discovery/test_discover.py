@@ -55,7 +55,6 @@ def finished(mode, tmp_path_factory, arrays, encoder):
 
 def test_a_discovery_leaves_every_file_that_was_promised(finished, mode):
     assert {path.name for path in finished.iterdir()} >= LEFT
-    assert (finished / "plots" / "class_count.png").exists() == (mode == "gcd")
     stages = {path.name for path in (finished / "stages").iterdir()}
     assert stages >= {"trials", *(f"{MODE_METHODS[mode]}-{seed}" for seed in range(3))}
     assert "known" in stages  # features are narrow
@@ -95,7 +94,7 @@ def test_the_table_of_classes_counts_the_assignments_and_has_room_for_names(fini
     assert kinds["novel"] == strict_json(finished / "summary.json")["novel"]
     # Every class with images has a sheet that can be opened.
     assert {path.stem for path in (finished / "classes").iterdir()} == full.keys()
-    for path in [*(finished / "classes").iterdir(), *(finished / "plots").iterdir()]:
+    for path in (finished / "classes").iterdir():
         with Image.open(path) as sheet:
             sheet.load()
             assert min(sheet.size) > 8

@@ -70,7 +70,7 @@ class Audited:
 
 
 def check_parts(
-    splits: Values, labels: Int[np.ndarray, " n"], ignore: str = "", values: Values | None = None
+    splits: Values, labels: Int[np.ndarray, " n"], ignore: str, values: Values
 ) -> None:
     """Refuse parts that nothing can be learned of.
 
@@ -86,7 +86,7 @@ def check_parts(
             )
     if len(np.unique(labels[labels != UNLABELED])) == 1:
         raise UsageError("all labels are of one class; give some of several, or none")
-    if ignore and values is not None:
+    if ignore:
         check_values(ignore, values[splits == "train"], values[splits == "test"])
 
 
@@ -115,14 +115,12 @@ def open_parts(
         images = replace(images, splits=parts, groups=groups)  # those of one name are one
     elif split:
         images = replace(images, splits=splits_of(column(split).tolist()))
-    used = trained_or_scored(images) if has_test_part(images.splits) else images
+    used, values = trained_or_scored(images), values[_used(images.splits)]
     for line in used.decisions():
         log.info(line)
-    names = frozenset(used.names)
-    kept = np.array([name in names for name in images.names])
     splits = np.where(used.splits == "test", "test", "train")
-    check_parts(splits, used.labels, ignore, values[kept])
-    return replace(used, splits=splits), values[kept]
+    check_parts(splits, used.labels, ignore, values)
+    return replace(used, splits=splits), values
 
 
 def of_images(
@@ -154,22 +152,20 @@ def of_tables(
         return np.array([cell for own in cells for cell in own], np.str_)
 
     vectors = _vectors(tables)
-    parts = splits_of(column(split or "split").tolist())
+    parts, paths = splits_of(column(split or "split").tolist()), column("path").tolist()
     if len(tables) == 2:
-        parts = np.repeat(["train", "test"], [len(each) for each in vectors])
+        start = len(vectors[0])
+        parts = np.repeat(["train", "test"], [start, len(vectors[1])])
+        # As of images: either may have an image of the same path.
+        paths = [*paths[:start], *(SECOND + path for path in paths[start:])]
     classes, numbers = numbered(column("label").tolist())
     groups = column("group").tolist()
     ignored = column(ignore, needed=True) if ignore else np.zeros(len(parts), "U1")
-    scored = scored_part(parts)
-    used = np.flatnonzero((parts != "val") | (scored == "val"))
+    used = _used(parts)
     for line in lines(validation_notes(parts)):
         log.info(line)
-    splits = np.where(parts == scored, "test", "train")
+    splits = np.where(parts == scored_part(parts), "test", "train")
     check_parts(splits[used], numbers[used], ignore, ignored[used])
-    paths = column("path").tolist()
-    if len(tables) == 2:  # as of images: either may have an image of the same path
-        start = len(vectors[0])
-        paths = [*paths[:start], *(SECOND + path for path in paths[start:])]
     embeddings = Embeddings(
         torch.cat(vectors).numpy(),
         numbers,
@@ -182,6 +178,11 @@ def of_tables(
         group_names=groups,
     )
     return Audited(embeddings.subset(used)), ignored[used]
+
+
+def _used(parts: Values) -> Bool[np.ndarray, " _"]:
+    """Whether each image is trained on or scored, which some of a validation part are not."""
+    return np.asarray((parts != "val") | (scored_part(parts) == "val"))
 
 
 def _vectors(tables: Sequence[EmbeddingTable]) -> list[Float[Tensor, "_ dim"]]:
@@ -197,8 +198,3 @@ def _vectors(tables: Sequence[EmbeddingTable]) -> list[Float[Tensor, "_ dim"]]:
             "the two tables have different numbers of features; embed both by one"
         )
     return vectors
-
-
-def has_test_part(splits: Values) -> bool:
-    """Return whether some images, not all, are of a part to score."""
-    return bool(np.isin(splits, ("val", "test")).any() and not (splits == "test").all())

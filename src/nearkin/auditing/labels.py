@@ -74,14 +74,8 @@ def check_labels(
 ) -> LabelCheck | None:
     """Find labels that contradict neighbors of other groups, or duplicates.
 
-    Args:
-        embeddings: Unit features with labels; images without one are left out.
-        duplicates: The group of duplicates of each image.
-        groups: The same, with other images of one source: these do not vote.
-        seed: Decides which labels are made wrong.
-
-    Returns:
-        None where fewer than two classes have labels.
+    `groups` are those of duplicates and of other images of one source: these do not vote. Images
+    without a label are left out. None where fewer than two classes have labels.
     """
     rows = np.flatnonzero(embeddings.labels != UNLABELED)
     classes, labels = np.unique(embeddings.labels[rows], return_inverse=True)

@@ -8,7 +8,6 @@ other side are as similar to their nearest training image as training images are
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -75,53 +74,50 @@ def find_leaks(audited: Audited, precision: float, seed: int, progress: Progress
     """Find test images that are training images, too.
 
     An image and its nearest training images are compared by pixels as in `near_groups`, and also
-    mirrored, and shifted. What remains is judged by its cosine.
-
-    Args:
-        audited: Both parts.
-        precision: The least share of duplicates among those that features alone find.
-        seed: Decides which training images are decoys.
-        progress: Receives progress.
+    mirrored, and shifted. What remains is judged by its cosine: of those that features alone
+    find, the share of duplicates is at least `precision`. The seed decides which training images
+    are decoys.
 
     Raises:
         UsageError: If every test image is a training image.
     """
     vectors = torch.from_numpy(audited.embeddings.vectors)
     test, train, known = audited.test_rows, audited.train_rows, None
-    groups = np.arange(len(audited))
+    groups = exact = np.arange(len(audited))
     if audited.images is not None:
         known = signatures(audited.images, progress)
-        groups = near_groups(known, under("duplicates", progress))
+        groups, exact = near_groups(known, under("duplicates", progress)), exact_groups(known)
     progress(0, 2, "nearest training images")
     of_test = _Neighbors.among(vectors, test, train, groups, known)
     progress(1, 2, "training images among themselves")
     drawn = np.random.default_rng(seed).permutation(train)[:DECOYS]
     of_train = _Neighbors.among(vectors, np.sort(drawn), train, groups, known)
-    left = np.flatnonzero(~of_test.same.any(axis=1) & ~np.isin(groups[test], groups[train]))
+    is_same, is_linked = of_test.same.any(axis=1), np.isin(groups[test], groups[train])
+    nearest_cosine, left = of_test.cosine[:, 0], ~is_same & ~is_linked
     decoys = of_train.cosine[~of_train.same.any(axis=1), :1].ravel()  # one image has no other
-    threshold, reached = _threshold(of_test.cosine[left, 0], decoys, precision)
-    found = {leak.test: leak for leak in _found(of_test, known)}
-    found = {leak.test: leak for leak in _grouped(vectors, test, train, groups)} | found
-    if threshold is not None:
-        alike = left[of_test.cosine[left, 0] >= threshold]
-        rows, cosines = of_test.index[alike, 0].tolist(), of_test.cosine[alike, 0].tolist()
-        for own, other, cosine in zip(test[alike].tolist(), rows, cosines, strict=True):
-            found[own] = Leak(own, other, cosine, "similar features")
+    threshold, reached = _threshold(nearest_cosine[left], decoys, precision)
+    other, cosine = _partners(of_test, vectors, test, train, groups)
+    is_exact, least = exact[test] == exact[other], np.inf if threshold is None else threshold
+    kinds = [is_same & is_exact, is_same, is_linked, left & (nearest_cosine >= least)]
+    same = "same vector" if known is None else "near-duplicate"
+    reasons = ["same bytes", same, "near-duplicate", "similar features"]
+    why = np.select(kinds, reasons, default="")
+    found = np.flatnonzero(why != "")
     if len(found) == len(test):
         raise UsageError(
             f"all {len(test)} test images are training images, too; give a test part of others"
         )
-    pairs = np.array([(x.test, x.train) for x in found.values()], np.int64).reshape(-1, 2)
-    groups = merged(groups, pairs)
-    surest = sorted(found.values(), key=lambda leak: (-leak.cosine, leak.test))
-    return Leaks(tuple(surest), groups, of_test.cosine[:, 0], threshold, reached, len(decoys))
+    groups = merged(groups, np.stack([test[found], other[found]], axis=1))
+    columns = (each[found].tolist() for each in (test, other, cosine, why))
+    leaks = (Leak(*row) for row in zip(*columns, strict=True))
+    surest = sorted(leaks, key=lambda leak: (-leak.cosine, leak.test))
+    return Leaks(tuple(surest), groups, nearest_cosine, threshold, reached, len(decoys))
 
 
 @dataclass(frozen=True, eq=False)
 class _Neighbors:
     """The nearest training images of some images, and which of them are the same image."""
 
-    rows: Int[np.ndarray, " n"]
     index: Int[np.ndarray, "n k"]  # Rows of training images
     cosine: Float[np.ndarray, "n k"]
     same: Bool[np.ndarray, "n k"]  # By contents or pixels; without images, by equal vectors
@@ -144,14 +140,35 @@ class _Neighbors:
         shape = len(rows), itself.shape[1] - own
         index, cosine = (x[~itself].reshape(shape) for x in (index, cosine))
         if known is None:
-            return cls(rows, index, cosine, cosine >= SAME)
+            return cls(index, cosine, cosine >= SAME)
         same = groups[index] == groups[rows][:, None]
         pairs = np.stack([np.broadcast_to(rows[:, None], shape), index], axis=2).reshape(-1, 2)
         alike = similarity(known["features"], pairs) > 0
         turned = np.concatenate([known["features"], mirrored(known["features"])])
         alike |= similarity(turned, pairs + np.array([len(known), 0])) > 0
         alike |= shifted(known["features"], pairs) > 0
-        return cls(rows, index, cosine, same | alike.reshape(shape))
+        return cls(index, cosine, same | alike.reshape(shape))
+
+
+def _partners(
+    near: _Neighbors,
+    vectors: Float[Tensor, "images dim"],
+    test: Int[np.ndarray, " test"],
+    train: Int[np.ndarray, " train"],
+    groups: Groups,
+) -> tuple[Int[np.ndarray, " test"], Float[np.ndarray, " test"]]:
+    """Return a training image beside each test image, and the cosine.
+
+    It is the nearest that is the same image, or else one of its group, or else the nearest.
+    """
+    place = np.arange(len(test)), near.same.argmax(axis=1)
+    other, cosine = near.index[place], near.cosine[place]
+    numbers, first = np.unique(groups[train], return_index=True)
+    by_group = np.isin(groups[test], numbers) & ~near.same.any(axis=1)
+    for at in np.flatnonzero(by_group).tolist():
+        other[at] = train[first[np.searchsorted(numbers, groups[test[at]])]]
+        cosine[at] = float(vectors[test[at]] @ vectors[other[at]])
+    return other, cosine
 
 
 def _threshold(
@@ -171,28 +188,3 @@ def _threshold(
     if not len(reached):
         return None, max(0.0, float(estimated.max()))
     return float(levels[reached[0]]), float(estimated[reached[0]])
-
-
-def _found(of_test: _Neighbors, known: Signatures | None) -> Iterator[Leak]:
-    """Yield the most similar training image of each test image that is the same image."""
-    exact = None if known is None else exact_groups(known)
-    has = np.flatnonzero(of_test.same.any(axis=1))
-    for at, place in zip(has.tolist(), of_test.same[has].argmax(axis=1).tolist(), strict=True):
-        test, train = int(of_test.rows[at]), int(of_test.index[at, place])
-        why = "same vector" if exact is None else "near-duplicate"
-        if exact is not None and exact[test] == exact[train]:
-            why = "same bytes"
-        yield Leak(test, train, float(of_test.cosine[at, place]), why)
-
-
-def _grouped(
-    vectors: Float[Tensor, "images dim"],
-    test: Int[np.ndarray, " test"],
-    train: Int[np.ndarray, " train"],
-    groups: Groups,
-) -> Iterator[Leak]:
-    """Yield a training image of each test image that is in one group of duplicates with some."""
-    first = dict(zip(groups[train][::-1].tolist(), train[::-1].tolist(), strict=True))
-    for row in test[np.isin(groups[test], groups[train])].tolist():
-        other = first[int(groups[row])]
-        yield Leak(row, other, float(vectors[row] @ vectors[other]), "near-duplicate")

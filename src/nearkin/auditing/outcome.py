@@ -20,7 +20,7 @@ from nearkin.data.duplicates import Groups, merged, pairs_of
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.pace import ProgressCallback, count
-from nearkin.report.page.blocks import Page, Pairs, Paragraphs, Table, Tile, Tiles
+from nearkin.report.page.blocks import PAIR_SIDE, Page, Pairs, Paragraphs, Table, Tile, Tiles
 from nearkin.result import Result, Row
 from nearkin.text import aligned, as_text
 from nearkin.types import UNLABELED
@@ -58,53 +58,60 @@ class Audit(Result):
         return np.where(np.where(both, votes[self.groups] > 0, is_test), "test", "train")
 
     @property
+    def moved(self) -> int:
+        """How many images change parts, so that no group is in both."""
+        return int((self.repaired != self.audited.embeddings.splits).sum())
+
+    @property
     def findings(self) -> list[Row]:
         """A row per finding: the image, its part, the kind, what it is about, and how sure."""
-        return list(self._findings())
-
-    def _findings(self) -> Iterator[Row]:
-        names = [as_text(name) for name in self.audited.embeddings.paths]
-        splits, classes = self.audited.embeddings.splits, self.audited.embeddings.classes
+        embeddings = self.audited.embeddings
+        names = [as_text(name) for name in embeddings.paths]
 
         def row(at: int, finding: str, of: str, value: float) -> Row:
-            part = str(splits[at])
+            part = str(embeddings.splits[at])
             return {"path": names[at], "split": part, "finding": finding, "of": of, "value": value}
 
-        for leak in self.leaks.found:
-            yield row(leak.test, f"leak: {leak.why}", names[leak.train], round(leak.cosine, 4))
-        for doubt in self.labels.doubts if self.labels else ():
-            of, by = classes[doubt.other], "neighbors"
+        def of_doubt(doubt: Doubt) -> Row:
+            of, by = embeddings.classes[doubt.other], "neighbors"
             if doubt.duplicate != UNLABELED:
                 of, by = f"{of}, {names[doubt.duplicate]}", "duplicate"
-            yield row(doubt.row, f"label: {by}", of, doubt.score)
-        for bad in self.quality:
-            yield row(bad.row, f"image: {bad.kind}", "", bad.value)
+            return row(doubt.row, f"label: {by}", of, doubt.score)
+
+        return [
+            *(
+                row(leak.test, f"leak: {leak.why}", names[leak.train], round(leak.cosine, 4))
+                for leak in self.leaks.found
+            ),
+            *map(of_doubt, self.labels.doubts if self.labels else ()),
+            *(row(bad.row, f"image: {bad.kind}", "", bad.value) for bad in self.quality),
+        ]
 
     def page(self, data: str) -> Page:
         """Return the page of an audit of `data`, whose images have no pixels yet."""
         (_, (lead,)), *facts = self._facts()
         images, embeddings = self.audited.images, self.audited.embeddings
-        doubts = self.labels.doubts if self.labels else ()
+        paths, classes = embeddings.paths, embeddings.classes
         cost, curve = tuple[Table, ...](), None
         if self.price is not None:
             note = "95 % intervals; the last column is a difference on the same test images."
             rows = tuple(self.price.rows())
             cost = (Table("Accuracy with leaks and without", PRICE, rows, note),)
             curve = self.price.chart()
-
-        def tile(row: int, value: float = 0, note: str = "") -> Tile:
-            return Tile(embeddings.paths[row], "", value, note)
-
-        def names(doubt: Doubt) -> str:
-            classes, labels = embeddings.classes, embeddings.labels
-            return f"{classes[labels[doubt.row]]} → {classes[doubt.other]}"
-
         leaks = tuple(
-            (tile(leak.test), tile(leak.train), f"{leak.cosine:.4f}", leak.why)
+            (
+                Tile(paths[leak.test], side=PAIR_SIDE),
+                Tile(paths[leak.train], side=PAIR_SIDE),
+                f"{leak.cosine:.4f}",
+                leak.why,
+            )
             for leak in self.leaks.found[:SHOWN]
         )
-        checked = tuple(tile(each.row, each.score, names(each)) for each in doubts[:SHOWN])
-        bad = tuple(tile(each.row, each.value, each.kind) for each in self.quality[:SHOWN])
+        checked = []
+        for doubt in self.labels.doubts[:SHOWN] if self.labels else ():
+            change = f"{classes[embeddings.labels[doubt.row]]} → {classes[doubt.other]}"
+            checked.append(Tile(paths[doubt.row], "", doubt.score, change))
+        bad = (Tile(paths[each.row], "", each.value, each.kind) for each in self.quality[:SHOWN])
         said = (f"{subject.capitalize()}: {'; '.join(texts)}." for subject, texts in facts)
         return Page(
             kicker="nearkin audit",
@@ -115,8 +122,8 @@ class Audit(Result):
                 ("Price of leaks", cost),
                 ("Distance", () if curve is None else (curve,)),
                 ("Leaks", (Pairs(BESIDE, leaks),)),
-                ("Labels", (Tiles("Labels to check", "", checked),)),
-                ("Images", (Tiles("Images that show little, or are odd", "", bad),)),
+                ("Labels", (Tiles("Labels to check", "", tuple(checked)),)),
+                ("Images", (Tiles("Images that show little, or are odd", "", tuple(bad)),)),
             ),
             tiny=images is not None and images.is_small,
         )
@@ -147,7 +154,7 @@ class Audit(Result):
             "labels": self.labels and self.labels.to_dict(),
             "column": self.column and self.column.to_dict(),
             "left_out": self.left_out,
-            "moved": int((repaired != audited.embeddings.splits).sum()),
+            "moved": self.moved,
             "repaired": {part: int((repaired == part).sum()) for part in ("train", "test")},
             "findings": self.findings,
         }
@@ -185,9 +192,8 @@ class Audit(Result):
             yield "column", self.column.lines()
         for subject, why in self.left_out.items():
             yield subject, [f"not measured, {why}"]
-        moved = int((repaired != audited.embeddings.splits).sum())
         after = f"{(repaired == 'train').sum():,} and {(repaired == 'test').sum():,}"
-        yield "repair", [f"{count(moved, 'image')} to change parts, which then have {after}"]
+        yield "repair", [f"{count(self.moved, 'image')} to change parts, which then have {after}"]
 
 
 def examine(
@@ -202,14 +208,8 @@ def examine(
 ) -> Audit:
     """Look for all that a split hides.
 
-    Args:
-        audited: Both parts.
-        ignore: The name of a column that features are to ignore.
-        ignored: Its value for each image.
-        precision: Of the leaks that features alone find.
-        seed: Decides all draws.
-        device: Where classifiers compute.
-        on_progress: Receives progress.
+    `ignored` are the values of the column `ignore`, which features are to ignore; `precision` is
+    that of the leaks that features alone find.
 
     Raises:
         UsageError: If all test images are in the training part, or the column has one value.

@@ -27,7 +27,7 @@ class Point:
 
     distance: float  # The mean of one minus the cosine
     n: int
-    accuracies: tuple[Metric, ...]
+    values: tuple[float, ...]  # Of each classifier, its accuracy
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,7 @@ class Price:
             "every": [each.to_dict() for each in self.every],
             "clean": [each.to_dict() for each in self.clean],
             "owed": [asdict(each) for each in self.owed],
-            "curve": [
-                {"distance": at.distance, "n": at.n, "values": [x.value for x in at.accuracies]}
-                for at in self.curve
-            ],
+            "curve": [asdict(each) for each in self.curve],
         }
 
     def chart(self) -> Chart | None:
@@ -69,8 +66,8 @@ class Price:
         if len(self.curve) < 2:
             return None
         lines = {
-            name: [(point.distance, point.accuracies[at].value) for point in self.curve]
-            for at, name in enumerate(each.name for each in self.every)
+            metric.name: [(point.distance, point.values[at]) for point in self.curve]
+            for at, metric in enumerate(self.every)
         }
         note = f"{len(self.curve)} groups of equally many test images, by their mean distance."
         x = "1 - cosine to the nearest training image"
@@ -87,17 +84,9 @@ def price(
 ) -> Price | None:
     """Measure what accuracy owes to training images of the groups of test images.
 
-    Intervals are of 95 %, with the groups; those of differences are paired by test image.
-
-    Args:
-        audited: Both parts.
-        groups: The group of each image: duplicates, and images of one source.
-        cosine: Of each test image and its nearest training image.
-        seed: Of the linear classifier.
-        device: Where to compute.
-
-    Returns:
-        None where the training or the test images have no labels.
+    Intervals are of 95 %, with the groups; those of differences are paired by test image. Groups
+    are of duplicates, and of images of one source; `cosine` is that of each test image and its
+    nearest training image. None where the training or the test images have no labels.
 
     Raises:
         DataError: If the labeled training images are of a single class.
@@ -164,6 +153,6 @@ def _curve(every: Sequence[Metric], cosine: Float[np.ndarray, " test"]) -> list[
     points, bins = list[Point](), max(1, min(BINS, len(order) // BIN_SIZE))
     for rows in np.array_split(order, bins):
         chosen = np.isin(np.arange(len(cosine)), rows)
-        accuracies = tuple(_of_some(each, chosen) for each in every)
-        points.append(Point(float(1 - cosine[rows].mean()), len(rows), accuracies))
+        values = tuple(_of_some(each, chosen).value for each in every)
+        points.append(Point(float(1 - cosine[rows].mean()), len(rows), values))
     return points

@@ -20,7 +20,7 @@ from nearkin.data.decode import opened
 from nearkin.data.duplicates import Groups, merged
 from nearkin.data.images import Images
 from nearkin.data.index import indexed
-from nearkin.data.labels import split_of
+from nearkin.data.labels import grouped, split_of
 from nearkin.metrics.neighbors import nearest
 from nearkin.metrics.permutation import PermutationTest, permutation_test
 from nearkin.pace import ProgressCallback, count
@@ -93,9 +93,9 @@ def _candidates(audited: Audited, progress: ProgressCallback) -> Iterator[tuple[
     if audited.images is not None:
         capture = captures(audited.images, progress)
         yield "EXIF time and camera", _bursts(capture)
-        places = map(tuple, capture["place"].tolist())
-        yield "GPS", _first_of([place if any(place) else row for row, place in enumerate(places)])
-    yield "file names without their last number", _first_of([name for name, _ in names])
+        places = capture["place"].tolist()
+        yield "GPS", grouped([str(place) if any(place) else "" for place in places])
+    yield "file names without their last number", grouped([f"{name}*" for name, _ in names])
     yield "file names in a row", _runs(names)
 
 
@@ -103,11 +103,6 @@ def _first(values: Int[np.ndarray, " n"]) -> Groups:
     """Return the first row with the value of each row; its own for values below 0."""
     _, first, member = np.unique(values, return_index=True, return_inverse=True)
     return np.where(values < 0, np.arange(len(values)), first[member])
-
-
-def _first_of(keys: Sequence[Any]) -> Groups:
-    number = dict[Any, int]()
-    return _first(np.array([number.setdefault(key, len(number)) for key in keys], np.int64))
 
 
 def without_part(path: str) -> str:

@@ -27,7 +27,7 @@ from nearkin.evaluation.index import shortlist
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.files import creating
 from nearkin.objectives import unit
-from nearkin.report.plots import contact_sheet
+from nearkin.report.contact_sheet import contact_sheet
 from nearkin.result import Result, Row
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target

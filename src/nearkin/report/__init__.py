@@ -1,1 +1,1 @@
-"""The page, the plots and the server of a run, from the files of its folder."""
+"""The page and the server of a run, from the files of its folder."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 from markupsafe import Markup
+from msgspec.structs import replace
 from typing_extensions import override
 
 from nearkin.errors import UsageError
@@ -117,25 +118,22 @@ def _metrics(kind: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, Metri
 
 
 def _duration(log: Path) -> float | None:
-    """Seconds from the first line of the session that made the run to the one that says so."""
-    sessions: list[list[str]] = []
+    """Seconds of the session that made the run; None if it went on with what another had begun."""
+    seconds: float | None = None
+    start, goes_on = "", False
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+        if not line[:4].isdigit():  # of a traceback
+            continue
         if " | writing " in line:
-            sessions.append([])
-        if sessions and line[:4].isdigit():
-            sessions[-1].append(line)
-    working = [lines for lines in sessions if _finished_at(lines)]
-    if not working or any("resuming after" in line for line in working[-1]):
-        return None
-    start, end = working[-1][0], working[-1][_finished_at(working[-1])]
-    return (datetime.fromisoformat(end[:19]) - datetime.fromisoformat(start[:19])).total_seconds()
-
-
-def _finished_at(session: Sequence[str]) -> int:
-    """The line of a session that says that the run is done; 0 if it was refused or did nothing."""
-    if any("already complete" in line for line in session):
-        return 0
-    return next((at for at, line in enumerate(session) if line[20:].startswith("done ")), 0)
+            start, goes_on = line[:19], False
+        elif "already complete" in line:
+            start = ""
+        elif "resuming after" in line:
+            goes_on = True
+        elif start and line[20:].startswith("done "):
+            taken = datetime.fromisoformat(line[:19]) - datetime.fromisoformat(start)
+            seconds, start = None if goes_on else taken.total_seconds(), ""
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -144,16 +142,15 @@ class ComparedMetric:
 
     name: str
     values: tuple[Metric | None, ...]  # By run; None if it has none
-    same_images: bool
     from_first: tuple[Difference | None, ...] = ()
     """By run: its difference from the run of the highest value, where it is known image by image;
     None of that run itself."""
 
     @property
     def comparable(self) -> bool:
-        """Whether all runs measured it by the same protocol on the same images."""
+        """Whether all runs measured it by the same protocol."""
         first, *others = [metric for metric in self.values if metric is not None]
-        return self.same_images and all(first.compares_with(other) for other in others)
+        return all(first.compares_with(other) for other in others)
 
     @property
     def best(self) -> int | None:
@@ -163,16 +160,15 @@ class ComparedMetric:
         below = all(each is None or each.clear < 0 for each in self.from_first)
         return self.from_first.index(None) if below else None
 
-    def cells(self) -> list[str]:
-        """Return the values as text; the best begins with `*`."""
+    def rows(self) -> Iterator[list[str]]:
+        """Yield its name and values as text, the best with a `*`; and how far it is from all."""
         cells = ["-" if metric is None else str(metric) for metric in self.values]
         if self.best is not None:
             cells[self.best] = f"*{cells[self.best]}"
-        return cells
-
-    def difference_cells(self) -> list[str]:
-        """Return how far each run is from the highest; that one is empty."""
-        return ["" if each is None else str(each) for each in self.from_first]
+        yield [self.name, *cells]
+        if self.from_first:
+            differences = ["" if each is None else str(each) for each in self.from_first]
+            yield [f"{self.name}, from the highest", *differences]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -205,16 +201,11 @@ class Comparison(Result):
     @override
     def records(self) -> list[Row]:
         """A row per metric: its name, and its value in each run."""
-        return [
-            {
-                "metric": each.name,
-                **{
-                    name: None if metric is None else metric.value
-                    for name, metric in zip(self.names, each.values, strict=True)
-                },
-            }
-            for each in self.metrics
-        ]
+        rows = list[Row]()
+        for each in self.metrics:
+            values = [metric and metric.value for metric in each.values]
+            rows.append({"metric": each.name, **dict(zip(self.names, values, strict=True))})
+        return rows
 
     @override
     def to_dict(self) -> dict[str, Any]:
@@ -232,17 +223,15 @@ class Comparison(Result):
     @override
     def lines(self) -> list[str]:
         """Return an aligned text table and notes."""
-        rows = [["", *self.names]]
-        rows += self._metrics()
-        rows += [[name, *values] for name, values in self._settings()]
+        rows = [["", *self.names], *self._metric_rows(), *self._setting_rows()]
         return [*aligned(rows), *(f"note: {note}" for note in (*self.notes, NOTE))]
 
     def page(self) -> str:
         """Return an HTML page."""
         columns = ("", *self.names)
-        metrics = tuple((name, *map(_marked, cells)) for name, *cells in self._metrics())
+        metrics = tuple(tuple(map(_marked, row)) for row in self._metric_rows())
         title = "Metrics with 95 % confidence intervals"
-        settings = tuple((name, *values) for name, values in self._settings())
+        settings = tuple(map(tuple, self._setting_rows()))
         return render(
             Page(
                 kicker="nearkin compare",
@@ -257,27 +246,27 @@ class Comparison(Result):
             )
         )
 
-    def _metrics(self) -> Iterator[list[str]]:
-        for metric in self.metrics:
-            yield [metric.name, *metric.cells()]
-            if metric.from_first:
-                yield [f"{metric.name}, from the highest", *metric.difference_cells()]
+    def _metric_rows(self) -> list[list[str]]:
+        return [row for metric in self.metrics for row in metric.rows()]
 
-    def _settings(self) -> list[tuple[str, tuple[str, ...]]]:
-        times = tuple(run.time for run in self.runs)
-        settings = [(name, tuple(map(_short, of))) for name, of in self.settings.items()]
-        return settings + [("time", times)] * any(times)
+    def _setting_rows(self) -> list[list[str]]:
+        rows = [[name, *map(_short, values)] for name, values in self.settings.items()]
+        times = [run.time for run in self.runs]
+        return rows + [["time", *times]] * any(times)
 
-    def _curves(self) -> list[Chart]:
+    def _curves(self) -> Iterator[Chart]:
+        """Yield the curves of trainings, in as few charts as hold them."""
         if self.runs[0].kind != TRAININGS:
-            return []
-        charts = {
-            name: training_curves(run.folder)
-            for name, run in zip(self.names, self.runs, strict=True)
-        }
+            return
+        curves = [training_curves(run.folder) for run in self.runs]
         # The losses of different methods do not compare.
-        columns = ["knn", "effective_rank"] + ["loss"] * ("method" not in self.settings)
-        return [chart for column in columns for chart in _merged(column, charts)]
+        for column in ["knn", "effective_rank"] + ["loss"] * ("method" not in self.settings):
+            named = zip(self.names, curves, strict=True)
+            charts = [(name, of[column]) for name, of in named if column in of]
+            for start in range(0, len(charts), MAX_LINES):
+                some = charts[start : start + MAX_LINES]
+                lines = {name: chart.series[chart.title] for name, chart in some}
+                yield replace(some[0][1], series=lines)
 
 
 def _short(setting: str) -> str:
@@ -294,31 +283,14 @@ def _marked(cell: str) -> str:
     return Markup("<strong>{}</strong> (best)").format(text(cell.removeprefix("*")))
 
 
-def _merged(column: str, charts: Mapping[str, Mapping[str, Chart]]) -> Iterator[Chart]:
-    """One curve of several runs in as few charts as hold them."""
-    curves = {name: of[column] for name, of in charts.items() if column in of}
-    names = list(curves)
-    for start in range(0, len(names), MAX_LINES):
-        first = curves[names[start]]
-        series = {
-            name: curves[name].series[first.title] for name in names[start : start + MAX_LINES]
-        }
-        yield Chart(first.title, first.x_label, first.y_label, series, first.note)
-
-
 def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
     """Compare runs of one kind."""
-    names = dict.fromkeys(name for run in runs for name in run.metrics)
-    same_images = len({run.images for run in runs}) == 1
-    from_first = _knn_differences(runs) if same_images else ()
+    from_first = {KNN: _knn_differences(runs)}
     metrics = tuple(
         ComparedMetric(
-            name,
-            tuple(run.metrics.get(name) for run in runs),
-            same_images,
-            from_first if name == KNN else (),
+            name, tuple(run.metrics.get(name) for run in runs), from_first.get(name, ())
         )
-        for name in names
+        for name in dict.fromkeys(name for run in runs for name in run.metrics)
     )
     settings = {
         name: tuple(run.settings.get(name, "-") for run in runs)
@@ -336,26 +308,29 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
     """Compare kNN top-1 with the highest, where all have embeddings of the same test images."""
     if (
         {run.kind for run in runs} != {TRAININGS}
-        or len({run.split for run in runs}) > 1
+        or len({(run.images, run.split) for run in runs}) > 1
         or not all(KNN in run.metrics and run.folder.embeddings.exists() for run in runs)
         or not all(run.metrics[KNN].compares_with(runs[0].metrics[KNN]) for run in runs)
     ):
         return ()
-    tables = {row: _train_and_test(run.folder) for row, run in enumerate(runs)}
-    scored = [(test.paths, test.class_names.tolist()) for _, test in tables.values()]
+    tables = [_train_and_test(run.folder) for run in runs]
+    scored = [(test.paths, test.class_names.tolist()) for _, test in tables]
     if any(each != scored[0] for each in scored) or not (tables[0][1].labels != UNLABELED).any():
         return ()
-    metrics = {row: knn(*pair)[:1] for row, pair in tables.items()}
-    first = max(metrics, key=lambda row: metrics[row][0].value)
-    found: list[Difference | None] = []
-    for row in tables:
+    metrics = [knn(*pair)[:1] for pair in tables]
+    first = max(range(len(runs)), key=lambda row: metrics[row][0].value)
+
+    def from_first(row: int) -> Difference | None:
+        if row == first:
+            return None
         both = {"encoder": row, "first": first}
         compared = differences(
             {name: tables[each] for name, each in both.items()},
             {name: metrics[each] for name, each in both.items()},
         )
-        found.append(None if row == first else compared["first"][0])
-    return tuple(found)
+        return compared["first"][0]
+
+    return tuple(map(from_first, range(len(runs))))
 
 
 def _train_and_test(folder: RunFolder) -> tuple[Embeddings, Embeddings]:

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from nearkin.data.images import Images
 from nearkin.evaluation.duplicates import Precision
-from nearkin.report.page.blocks import Page, Pairs, Table, Tile
+from nearkin.report.page.blocks import PAIR_SIDE, Page, Pairs, Table, Tile
 
 MAX_PAIRS: Final = 24  # Pairs in each list
 
@@ -29,47 +29,41 @@ def duplicates_page(
 ) -> Page:
     """Return the page, whose images have no pixels yet.
 
-    Args:
-        images: Those of the pairs.
-        data: What they are called.
-        lead: How many duplicates there are, in a sentence.
-        estimate: What the threshold on features does.
-        found: Each image that is not kept, beside the one that is.
-        others: Images beside the most similar ones below the threshold.
+    `found` has each image that is not kept, beside the one that is; `others` images beside the
+    most similar ones below the threshold. `lead` says how many duplicates there are.
     """
+
+    def pairs(note: str, shown: Sequence[Pair]) -> tuple[Pairs]:
+        def tile(row: int) -> Tile:
+            return Tile(images.names[row], side=PAIR_SIDE)
+
+        tiles = ((tile(one), tile(two), f"{cosine:.4f}", why) for one, two, cosine, why in shown)
+        return (Pairs(note, tuple(tiles)),)
+
     near = sorted(found, key=lambda pair: pair.similarity)
     rest = near[MAX_PAIRS:]
-    lists = {
-        "Least similar": near[:MAX_PAIRS],
-        "Further duplicates": rest[:: len(rest) // MAX_PAIRS + 1],
-        "No duplicates": sorted(others, key=lambda pair: -pair.similarity)[:MAX_PAIRS],
-    }
-    threshold = () if estimate is None else (_threshold(estimate),)
-    sections = ((title, (_pairs(images, title, pairs),)) for title, pairs in lists.items())
+    least = (
+        "On the left the image that is kept, on the right its duplicate, from the least similar "
+        "pair on."
+    )
+    below = (
+        "Sampled images beside the most similar image below the threshold, closest first. If some "
+        "are duplicates, lower it."
+    )
+    closest = sorted(others, key=lambda pair: -pair.similarity)[:MAX_PAIRS]
+    further = rest[:: len(rest) // MAX_PAIRS + 1]
     return Page(
         kicker="nearkin duplicates",
         title=f"Duplicates in {data}",
         lead=lead,
-        sections=(("Threshold", threshold), *sections),
+        sections=(
+            ("Threshold", () if estimate is None else (_threshold(estimate),)),
+            ("Least similar", pairs(least, near[:MAX_PAIRS])),
+            ("Further duplicates", pairs("Evenly drawn from all other pairs.", further)),
+            ("No duplicates", pairs(below, closest)),
+        ),
         tiny=images.is_small,
     )
-
-
-def _pairs(images: Images, title: str, pairs: Sequence[Pair]) -> Pairs:
-    def tile(row: int) -> Tile:
-        return Tile(images.names[row], "", 0.0)
-
-    shown = ((tile(one), tile(two), f"{cosine:.4f}", note) for one, two, cosine, note in pairs)
-    return Pairs(EXPLANATIONS[title], tuple(shown))
-
-
-EXPLANATIONS: Final = {
-    "Least similar": "On the left the image that is kept, on the right its duplicate, from the "
-    "least similar pair on.",
-    "Further duplicates": "Evenly drawn from all other pairs.",
-    "No duplicates": "Sampled images beside the most similar image below the threshold, closest "
-    "first. If some are duplicates, lower it.",
-}
 
 
 def _threshold(estimate: Precision) -> Table:

@@ -58,17 +58,7 @@ CURVES: Final = {
 HEADINGS: Final = {"encoder": "this encoder", "embedding": "its embedding", **TITLES}
 """What tables of features are called above the metrics."""
 BASELINES: Final = ("untrained", "pixels")
-COLLAPSED: Final = "There are signs of a collapse: compare with the baselines before use."
 MAX_POINTS: Final = 300  # longer curves are thinned out
-
-
-def meanings(metrics: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
-    """Return what each metric says; those that say the same say it once, by the first of them."""
-    said = dict[str, str]()
-    for metric in metrics:
-        if metric["meaning"] and metric["meaning"] not in said.values():
-            said[metric["name"]] = metric["meaning"]
-    return tuple(said.items())
 
 
 def training_curves(folder: RunFolder) -> dict[str, Chart]:
@@ -89,37 +79,57 @@ def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> P
     config, data = folder.encoder_settings()
     summary, name = folder.read_evaluated(), Path(data).name
     evaluation = Evaluation.stored(summary)
-    comparison = evaluation.comparison
     if isinstance(config, EmbedConfig):
         title, lead = f"{name}, embedded by a frozen encoder", _frozen_lead(summary, images)
-        state, facts = _use_of_directions(summary["health"]), _described(summary)
+        about, facts = "Encoder", tuple(_described(summary))
         rule = "Nothing was trained, and nothing was chosen by the labels of held-out images."
     else:
         title, lead = f"Encoder trained on {name}", _lead(config, summary, images)
-        what = "The embedding" if _is_end(summary) else "The embedding of the last step, not kept,"
-        state, facts = f"{what} is {summary['verdict']}.", tuple(_came_from(summary))
+        about, facts = "Origin", tuple(_came_from(summary))
         rule = "The last epoch counts; nothing was chosen by the labels of held-out images."
-    verdict = [f"Training {comparison.text}."] if comparison else []
-    findings, steps = tuple(_findings(summary, evaluation)), _steps(folder, data, evaluation)
-    metrics = summary["metrics"]
-    meant = Facts("What the metrics mean", meanings(metrics["encoder"].values()))
-    origin = "Encoder" if folder.is_frozen else "Origin"
+    said = dict[str, str]()  # what each metric says; the first of those that say the same
+    for entry in summary["metrics"]["encoder"].values():
+        if entry["meaning"]:
+            said.setdefault(entry["meaning"], entry["name"])
+    meant = tuple((name, meaning) for meaning, name in said.items())
+    findings = tuple(_findings(summary, evaluation))
     return Page(
         kicker=f"nearkin {config.verb}",
         title=title,
         lead=lead,
         sections=(
-            ("Summary", (Paragraphs((*verdict, state)), Findings(findings))),
-            (origin, (Facts("Encoder", facts, folded=False),)),
-            ("Evaluation", (results(summary), meant)),
-            ("Confusion", confusion(embeddings)),
+            ("Summary", (Paragraphs(tuple(_state(summary, evaluation))), Findings(findings))),
+            (about, (Facts("Encoder", facts, folded=False),)),
+            ("Evaluation", (_results(summary), Facts("What the metrics mean", meant))),
+            ("Confusion", _confusion(embeddings)),
             ("Training curves", tuple(training_curves(folder).values())),
             *run_sections(
-                folder, data, config, (*protocols(summary), rule), steps, made_with(summary)
+                folder,
+                data,
+                config,
+                (*_protocols(summary), rule),
+                _steps(folder, data, evaluation),
+                made_with(summary),
             ),
         ),
         tiny=images.is_small,
     )
+
+
+def _state(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[str]:
+    """Yield whether training helped, and how the embeddings use their directions."""
+    if evaluation.comparison:
+        yield f"Training {evaluation.comparison.text}."
+    if "verdict" in summary:
+        what = "The embedding" if _is_end(summary) else "The embedding of the last step, not kept,"
+        yield f"{what} is {summary['verdict']}."
+    else:
+        health = summary["health"]
+        yield (
+            f"The embeddings use {health['effective_rank']:.0f} of {health['directions']:.0f} "
+            f"directions (spread {health['feature_std']:.2f}, mean cosine "
+            f"{health['mean_cosine']:.2f})."
+        )
 
 
 def _findings(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[str]:
@@ -129,22 +139,23 @@ def _findings(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[st
         yield from comparison.findings()
     if evaluation.leaks:
         yield f"{evaluation.leaks}."
-    yield from _of_column(evaluation)
+    if evaluation.column:
+        yield from (f"{_capital(line)}." for line in evaluation.column.lines())
     yield from (f"The student {kept}." for kept in evaluation.kept)
     if _is_end(summary) and summary.get("verdict", "").startswith("collapsed"):
-        yield COLLAPSED
-    yield from baseline_findings(evaluation)
+        yield "There are signs of a collapse: compare with the baselines before use."
+    for table in BASELINES:
+        for each in evaluation.differences.get(table, ()):
+            if each.name == KNN and each.clear <= 0:
+                yield (
+                    f"{each.name} is not significantly higher than that of the {TITLES[table]} "
+                    f"({each.second:.3f}, difference {each})."
+                )
 
 
 def _is_end(summary: Mapping[str, Any]) -> bool:
     """Whether the encoder has the weights of the last step, of which the health is."""
     return bool(summary.get("average", {}).get("share", 1.0) == 1.0)
-
-
-def _of_column(evaluation: Evaluation) -> Iterator[str]:
-    """Yield a sentence on each question to the column that features are to ignore, if any."""
-    for line in evaluation.column.lines() if evaluation.column else ():
-        yield f"{_capital(line)}."
 
 
 def run_sections(
@@ -157,19 +168,18 @@ def run_sections(
 ) -> tuple[Section, ...]:
     """Return what the pages of all kinds of runs end with.
 
-    Args:
-        folder: The run.
-        data: Its images.
-        config: Its settings.
-        protocol: What was trained on what and scored on what, a sentence each.
-        steps: What to do next: a sentence, and its command or ''.
-        programs: The versions of those that have computed it.
+    `protocol` says what was trained on what and scored on what, a sentence each; `steps` say what
+    to do next, each with its command or ''; `programs` are the versions that have computed it.
     """
     settings = vars(config) | {"options": dict(getattr(config, "options", {}))}
+    facts = (
+        Facts(title, tuple((name, str(value)) for name, value in values.items()))
+        for title, values in (("All settings", settings), ("Versions", programs))
+    )
     again = Command("This command repeats the run:", command(data, config, folder.config))
     return (
         ("Protocol", (Listing(tuple((sentence, "") for sentence in protocol)),)),
-        ("Settings", (again, _facts("All settings", settings), _facts("Versions", programs))),
+        ("Settings", (again, *facts)),
         ("Next steps", (Listing(tuple(steps), ordered=True),)),
     )
 
@@ -177,18 +187,6 @@ def run_sections(
 def made_with(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the versions of the programs that have computed a run, as its summary has them."""
     return {name: summary[name] for name in (*versions(), "threads") if name in summary}
-
-
-def _facts(title: str, values: Mapping[str, Any]) -> Facts:
-    return Facts(title, tuple((name, str(value)) for name, value in values.items()))
-
-
-def _use_of_directions(health: Mapping[str, float]) -> str:
-    return (
-        f"The embeddings use {health['effective_rank']:.0f} of {health['directions']:.0f} "
-        f"directions (spread {health['feature_std']:.2f}, mean cosine "
-        f"{health['mean_cosine']:.2f})."
-    )
 
 
 def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> str:
@@ -229,15 +227,14 @@ def _use_of_labels(images: Images) -> str:
     return "There are no labels, so only the geometry of the embedding can be measured."
 
 
-def _described(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def _described(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Name what the encoder is, how images reach it, and whose its weights are."""
-    described = {
-        "Encoder": summary["encoder"],
-        "Architecture": f"{summary['backbone']}, {summary['feature_dim']} features",
-        "Pooling": summary.get("pooling", ""),
-        "Preprocessing": str(Preprocessing.from_dict(summary["preprocessing"])),
-    }
-    return (*((name, text) for name, text in described.items() if text), *origin_rows(summary))
+    yield "Encoder", summary["encoder"]
+    yield "Architecture", f"{summary['backbone']}, {summary['feature_dim']} features"
+    if pooling := summary.get("pooling"):
+        yield "Pooling", pooling
+    yield "Preprocessing", str(Preprocessing.from_dict(summary["preprocessing"]))
+    yield from _origin(summary)
 
 
 def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -247,10 +244,10 @@ def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield title, summary[key]
     if "average" in summary:
         yield "Weights", _capital(summary["average"]["text"])
-    yield from origin_rows(summary)
+    yield from _origin(summary)
 
 
-def origin_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _origin(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Name the license, the source and the checksum of an encoder's weights, where known."""
     titles = {"license": "License", "source": "Source", "sha256": "SHA-256 of its file"}
     origin = summary.get("origin", {})
@@ -270,25 +267,13 @@ def license_findings(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def baseline_findings(evaluation: Evaluation) -> list[str]:
-    """Return a sentence for each baseline that an encoder is not clearly above, image by image."""
-    return [
-        f"{each.name} is not significantly higher than that of the {TITLES[table]} "
-        f"({each.second:.3f}, difference {each})."
-        for table, found in evaluation.differences.items()
-        for each in found
-        if table in BASELINES and each.name == KNN and each.clear <= 0
-    ]
-
-
-def results(summary: Mapping[str, Any]) -> Table:
+def _results(summary: Mapping[str, Any]) -> Table:
     """Return the table of an encoder's metrics beside its baselines."""
     metrics = summary["metrics"]
     columns = {
         HEADINGS[table]: [Metric(**entry) for entry in column.values()]
         for table, column in metrics.items()
     }
-    own = metrics["encoder"].keys()
     heading, *rows = metric_rows(columns)
     start = "the encoder that training started from, " if "start" in metrics else ""
     untrained = "the same network with random weights, and " if "untrained" in metrics else ""
@@ -300,11 +285,11 @@ def results(summary: Mapping[str, Any]) -> Table:
         f"On {images}, with 95 % confidence intervals. Baselines: {start}{untrained}raw pixels."
         f"{teacher}{embedding * ('embedding' in metrics)}"
     )
-    shown = tuple(tuple(row) for row in rows if row[0] in own)
+    shown = tuple(tuple(row) for row in rows if row[0] in metrics["encoder"])
     return Table("Metrics beside their baselines", ("", *heading[1:]), shown, note)
 
 
-def confusion(embeddings: Embeddings) -> tuple[Confusion, ...]:
+def _confusion(embeddings: Embeddings) -> tuple[Confusion, ...]:
     """Return the kNN predictions of held-out images; nothing without labels."""
     predictions = knn_classes(embeddings)
     queries = predictions != ""
@@ -316,21 +301,19 @@ def confusion(embeddings: Embeddings) -> tuple[Confusion, ...]:
     return (Confusion.of(names.tolist(), names.tolist(), len(names), pairs),)
 
 
-def protocols(summary: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on how each number of an encoder was measured, or why it was not."""
-    measured = [
-        f"{entry['name']}: {Metric(**entry).sentence}."
-        for entry in summary["metrics"]["encoder"].values()
-    ]
-    missing = [f"{name}: not measured, {why}." for name, why in summary["left_out"].items()]
+def _protocols(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence on how each number of an encoder was measured, or why it was not."""
+    metrics = summary["metrics"]["encoder"]
+    for entry in metrics.values():
+        yield f"{entry['name']}: {Metric(**entry).sentence}."
     if comparison := summary.get("comparison"):
-        rule = f"decided by {comparison['decided_by']}, {comparison['protocol']}"
-        measured.append(f"verdict: {rule}.")
+        yield f"verdict: decided by {comparison['decided_by']}, {comparison['protocol']}."
     if "teacher" in summary.get("differences", {}):
-        measured.append(f"share of the teacher: {RATIO_PROTOCOL}.")
-    if KNN in summary["metrics"]["encoder"]:
-        measured.append("Confusion: kNN predictions of held-out images.")
-    return [*measured, *missing]
+        yield f"share of the teacher: {RATIO_PROTOCOL}."
+    if KNN in metrics:
+        yield "Confusion: kNN predictions of held-out images."
+    for name, why in summary["left_out"].items():
+        yield f"{name}: not measured, {why}."
 
 
 def typed(verb: str, *words: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
 
@@ -44,6 +44,8 @@ from nearkin.run.named import CLUSTER_COLUMNS, display_name, read_edited, writte
 from nearkin.text import as_text
 
 Said = TypeVar("Said")
+
+LABEL: Final = "The class in your data."  # What a coloring by labels says
 
 ONE_FILE: Final = 50_000  # images of a page that is one file; of more, most is in files beside it
 
@@ -123,26 +125,22 @@ def colorings(
     first: Sequence[Coloring] = (),
 ) -> tuple[Coloring, ...]:
     """Return the colorings of these rows, the most informative first, without constant ones."""
-    if folder is None:
-        candidates = _of_table(embeddings)
-    elif folder.clusters.exists():
-        candidates = _of_discovery(folder, embeddings)
-    elif folder.assignments.exists():
-        candidates = _of_classification(folder, embeddings)
-    else:
-        candidates = _of_training(folder, embeddings)
-    given = () if folder is None else (_given(folder, embeddings),)
+    own = [] if folder is None else [_given(folder, embeddings)]
+    every = [*first, *_computed(folder, embeddings), *own]
+    chosen = [replace(one, values=one.values[rows]) for one in every]
     return tuple(
-        replace(one, values=one.values[rows])
-        for one in (*first, *candidates, *given)
-        if (len(one.classes) != 1 or one.role == "label")
-        and (one.values[rows] >= 0 if _is_named(one) else np.isfinite(one.values[rows])).any()
+        one for one in chosen if one.known.any() and (len(one.classes) != 1 or one.role == "label")
     )
 
 
-def _is_named(coloring: Coloring) -> bool:
-    """Whether its values are classes, even if none is known."""
-    return bool(np.issubdtype(coloring.values.dtype, np.integer))
+def _computed(folder: RunFolder | None, embeddings: Embeddings) -> Iterator[Coloring]:
+    if folder is None:
+        return _of_table(embeddings, "As your data name it.")
+    if folder.clusters.exists():
+        return _of_discovery(folder, embeddings)
+    if folder.assignments.exists():
+        return _of_classification(folder, embeddings)
+    return _of_training(folder, embeddings)
 
 
 def _given(folder: RunFolder, embeddings: Embeddings) -> Coloring:
@@ -150,21 +148,21 @@ def _given(folder: RunFolder, embeddings: Embeddings) -> Coloring:
     labels = {as_text(path): label for path, label in written_labels(folder).items()}
     own = _of_each(embeddings, labels, "")
     note = "Labels that you have given, as in to_label.csv of the run."
-    return by_name("Your label", own, note=note, role="label")
+    return by_name("Your label", own, note, "label")
 
 
-def _of_table(embeddings: Embeddings) -> Iterator[Coloring]:
-    yield by_name("Label", embeddings.class_names, note="The class in your data.", role="class")
-    yield by_name("Split", embeddings.splits, note="As your data name it.")
+def _of_table(embeddings: Embeddings, split: str) -> Iterator[Coloring]:
+    yield by_name("Label", embeddings.class_names, LABEL, "class")
+    yield by_name("Split", embeddings.splits, split)
 
 
 def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
-    yield by_name("Label", embeddings.class_names, note="The class in your data.", role="class")
+    label, split = _of_table(embeddings, "Held-out images (test) were not trained on.")
+    yield label
     predicted = knn_classes(embeddings)
-    correct = np.where(embeddings.class_names == predicted, "correct", "incorrect")
-    correct[predicted == ""] = ""
-    yield by_name("Correct", correct, note="Whether kNN predicts the class of a held-out image.")
-    yield by_name("Split", embeddings.splits, note="Held-out images (test) were not trained on.")
+    note = "Whether kNN predicts the class of a held-out image."
+    yield _correct(embeddings.class_names == predicted, predicted != "", note)
+    yield split
     if tested := folder.read_evaluated().get("column"):
         test = ColumnTest.stored(tested)
         values = noted_column(folder, test.column)
@@ -173,7 +171,7 @@ def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring
 
 def by_column(test: ColumnTest, values: np.ndarray | Sequence[str]) -> Coloring:
     """Return a coloring by a column; its note says how well kNN predicts it."""
-    return by_name(test.column, values, note=f"{test.sentence}.")
+    return by_name(test.column, values, f"{test.sentence}.")
 
 
 def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
@@ -181,40 +179,48 @@ def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Colorin
     rows = _assigned(folder, embeddings)  # labeled images have none
     if gone := {row["cluster"] for row in rows if row} - clusters.keys():
         raise CheckpointError(f"{folder.clusters} has no row of {min(gone)}; put it back")
+    labels = embeddings.class_names
     names = [
         display_name(clusters[row["cluster"]]) if row else label
-        for row, label in zip(rows, embeddings.class_names.tolist(), strict=True)
+        for row, label in zip(rows, labels.tolist(), strict=True)
     ]
-    note = "The predicted class; of labeled images, their label."
-    yield by_name("Class", names, note=note, role="class")
+    yield by_name("Class", names, "The predicted class; of labeled images, their label.", "class")
     kinds = [f"predicted {clusters[row['cluster']]['kind']}" if row else "labeled" for row in rows]
-    yield by_name("Known or novel", kinds, note="Labeled images came with their class.")
-    scores = np.array([row.get("score") or "nan" for row in rows], np.float32)
-    note = "Confidence of the classifier in the predicted class."
-    yield Coloring("Score", scores, note=note, role="score")
-    cluster = np.array([row.get("cluster", "") for row in rows])
-    yield from _of_ground_truth(cluster, embeddings.class_names)
+    yield by_name("Known or novel", kinds, "Labeled images came with their class.")
+    yield _score(rows, "Confidence of the classifier in the predicted class.")
+    cluster = _column(rows, "cluster")
+    scored = (cluster != "") & (labels != "")
+    if scored.any():
+        yield by_name("Ground truth", labels, "The class by the labels hidden from training.")
+        right = np.full(len(labels), False)
+        right[scored] = _matched(labels[scored], cluster[scored])
+        note = "Clusters are matched to the true classes with the Hungarian algorithm."
+        yield _correct(right, scored, note)
+
+
+def _matched(labels: np.ndarray, clusters: np.ndarray) -> Bool[np.ndarray, " n"]:
+    """Whether each image is of the class that its cluster is matched to."""
+    truth = np.unique(labels, return_inverse=True)[1]
+    names, numbers = np.unique(clusters, return_inverse=True)
+    _, mapping = cluster_accuracy(truth, numbers)
+    matched = np.array([mapping.get(number, -1) for number in range(len(names))])
+    return np.asarray(matched[numbers] == truth)
 
 
 def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
     rows = _assigned(folder, embeddings)  # none, if it was learned from
-    labels = embeddings.class_names
-    predicted = np.array([row.get("cluster", "") for row in rows])
+    labels, predicted = embeddings.class_names, _column(rows, "cluster")
     both = np.where(predicted == "", labels, predicted)
     note = "The predicted class; of images that were learned from, their label."
-    yield by_name("Class", both, note=note, role="class")
-    yield by_name("Label", labels, note="The class in your data.")
-    scored = (predicted != "") & (labels != "")
-    correct = np.where(predicted == labels, "correct", "incorrect")
+    yield by_name("Class", both, note, "class")
+    yield by_name("Label", labels, LABEL)
     note = "Whether the class of a held-out image is predicted."
-    yield by_name("Correct", np.where(scored, correct, ""), note=note)
-    scores = np.array([row.get("score") or "nan" for row in rows], np.float32)
-    note = "Calibrated probability of the predicted class."
-    yield Coloring("Score", scores, note=note, role="score")
+    yield _correct(predicted == labels, (predicted != "") & (labels != ""), note)
+    yield _score(rows, "Calibrated probability of the predicted class.")
     kinds = np.where(labels == "", "no label", np.where(predicted == "", "learned from", "test"))
-    yield by_name("Role", kinds, note="Which images were learned from, and which scored.")
-    flags = np.array([row.get("flag", "") for row in rows])
-    yield by_name("Flag", flags, note="outlier: like no class; border: between two; core: sure.")
+    yield by_name("Role", kinds, "Which images were learned from, and which scored.")
+    note = "outlier: like no class; border: between two; core: sure."
+    yield by_name("Flag", _column(rows, "flag"), note)
 
 
 def _assigned(folder: RunFolder, embeddings: Embeddings) -> list[Mapping[str, str]]:
@@ -229,25 +235,20 @@ def _of_each(embeddings: Embeddings, said: Mapping[str, Said], otherwise: Said) 
     return [said.get(as_text(path), otherwise) for path in embeddings.paths]
 
 
-def _of_ground_truth(cluster: np.ndarray, labels: np.ndarray) -> Iterator[Coloring]:
-    """Colorings by the true classes of images that came without a label, if these are known."""
-    scored = (cluster != "") & (labels != "")
-    if not scored.any():
-        return
-    yield by_name("Ground truth", labels, note="The class by the labels hidden from training.")
-    truth = np.unique(labels[scored], return_inverse=True)[1]
-    names, clusters = np.unique(cluster[scored], return_inverse=True)
-    _, mapping = cluster_accuracy(truth, clusters)
-    predicted = np.array([mapping.get(number, -1) for number in range(len(names))])[clusters]
-    correct = np.full(len(cluster), "", "U9")
-    correct[scored] = np.where(predicted == truth, "correct", "incorrect")
-    note = "Clusters are matched to the true classes with the Hungarian algorithm."
-    yield by_name("Correct", correct, note=note)
+def _column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
+    return np.array([row.get(name, "") for row in rows])
 
 
-def by_name(
-    name: str, values: np.ndarray | Sequence[str], *, note: str, role: Role = ""
-) -> Coloring:
+def _score(rows: Sequence[Mapping[str, str]], note: str) -> Coloring:
+    scores = np.array([row.get("score") or "nan" for row in rows], np.float32)
+    return Coloring("Score", scores, note=note, role="score")
+
+
+def _correct(right: Bool[np.ndarray, " n"], scored: Bool[np.ndarray, " n"], note: str) -> Coloring:
+    return by_name("Correct", np.where(scored, np.where(right, "correct", "incorrect"), ""), note)
+
+
+def by_name(name: str, values: np.ndarray | Sequence[str], note: str, role: Role = "") -> Coloring:
     """Return a coloring by class names, '' for unknown."""
     found, numbers = np.unique(values, return_inverse=True)
     classes: list[str] = sorted(found.tolist(), key=natural)
@@ -310,7 +311,6 @@ def tiles(images: Images, side: int, workers: int = 0) -> tuple[bytes, ...]:
     Sheets are WebP images of `PER_SHEET` squares, `COLUMNS` in a row; unreadable images are gray.
     """
     arrays = list(_sheets(images, np.arange(len(images)), side, workers))
-    sheets: tuple[bytes, ...] = ()
     for quality in QUALITIES:
         sheets = tuple(_webp(sheet, quality) for sheet in arrays)
         if sum(map(len, sheets)) <= MAX_BYTES * max(len(images), LANDMARKS):
@@ -335,19 +335,12 @@ def _sheets(
 ) -> Iterator[Image.Image]:
     for part in blocks(len(order), BLOCK):
         chosen = order[part]
-        ascending = chosen.argsort()
-        squares = np.empty((len(chosen), side, side, 3), np.uint8)
+        ascending, num_places = chosen.argsort(), -(-len(chosen) // COLUMNS) * COLUMNS
+        squares = np.full((num_places, side, side, 3), MIDDLE_GRAY, np.uint8)
         crops = CenterCrops(images.subset(chosen[ascending]), side, workers=workers)
         every = (square for batch in crops for square in batch.permute(0, 2, 3, 1).numpy())
         for place, square in zip(ascending, every, strict=True):
             squares[place] = preview(square)
-        for own in blocks(len(squares), PER_SHEET):
-            yield _sheet(squares[own])
-
-
-def _sheet(squares: UInt8[np.ndarray, "n side side 3"]) -> Image.Image:
-    rows, side = -(-len(squares) // COLUMNS), squares.shape[1]
-    sheet = np.full((rows * COLUMNS, side, side, 3), MIDDLE_GRAY, np.uint8)
-    sheet[: len(squares)] = squares
-    grid = sheet.reshape(rows, COLUMNS, side, side, 3).swapaxes(1, 2)
-    return Image.fromarray(grid.reshape(rows * side, COLUMNS * side, 3))
+        for own in blocks(num_places, PER_SHEET):
+            grid = squares[own].reshape(-1, COLUMNS, side, side, 3).swapaxes(1, 2)
+            yield Image.fromarray(grid.reshape(-1, COLUMNS * side, 3))

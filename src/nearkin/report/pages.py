@@ -3,16 +3,16 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
+from msgspec import Struct
 from msgspec.structs import replace
-from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.data.labels import numbered
@@ -26,17 +26,13 @@ from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import encoder_page
 from nearkin.report.image_map import ONE_FILE, image_map, thumbnails
-from nearkin.report.page.blocks import Block, Cards, ClassView, Page, Pairs, Tile, Tiles
+from nearkin.report.page.blocks import MEDOID_SIDE, Cards, ClassView, Page, Pairs, Tile, Tiles
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap, write_files
-from nearkin.report.plots import write_figures
 from nearkin.run.folder import KINDS, RunFolder
 from nearkin.run.named import CLUSTER_COLUMNS, display_name, read_edited
 
 FILES: Final = "files"  # Where a server has the files of a page
-MEDOID_SIDE: Final = 192
-PAIR_SIDE: Final = 128
-SIDE: Final = 96
 
 
 def served_page(
@@ -57,21 +53,17 @@ def write_page(
     output: Path | None = None,
     one_file: int = ONE_FILE,
 ) -> None:
-    """Write the report of a finished run, and its plots unless the page goes elsewhere.
+    """Write the report of a finished run.
 
     Of more than `one_file` images, a folder beside the page, such as report_files, holds most.
     """
-    on_progress(0, 3, "page: embeddings")
+    on_progress(0, 2, "page: embeddings")
     embeddings = read_embeddings(folder.embeddings, images)
     page = page_of(folder, images, embeddings)
-    on_progress(1, 3, "page: map")
+    on_progress(1, 2, "page: map")
     map_ = image_map(folder, embeddings, images, early, one_file=one_file)
-    on_progress(2, 3, "page: plots")
-    if output is None:
-        write_figures(folder, page, map_, images)
-    path = output or folder.report
-    replace_text(path, render(page, map_, files=_files(map_, path)))
-    on_progress(3, 3, "page: written")
+    _write(output or folder.report, page, map_)
+    on_progress(2, 2, "page: written")
 
 
 def write_table_page(
@@ -83,12 +75,7 @@ def write_table_page(
 ) -> None:
     """Write a page with the map of a table of features, of which a block is in memory.
 
-    Args:
-        table: Features.
-        images: The images that they are of.
-        rows: The image of each row of the table.
-        output: Where to.
-        one_file: As of `write_page`.
+    `rows` are the image of each row of the table; `one_file` is as of `write_page`.
     """
     classes, numbers = numbered(table.texts("label"))
     embeddings = Embeddings(
@@ -100,10 +87,7 @@ def write_table_page(
         splits=np.array(table.texts("split")),
     )
 
-    def read(chosen: Int[np.ndarray, " chosen"]) -> Iterator[Float[Tensor, "_ dim"]]:
-        return table.blocks(chosen)
-
-    map_ = image_map(None, embeddings, images, read=read, one_file=one_file)
+    map_ = image_map(None, embeddings, images, read=table.blocks, one_file=one_file)
     if map_ is None:
         raise DataError(f"{table.path} has fewer than two images, which need no map")
     page = Page(
@@ -113,15 +97,15 @@ def write_table_page(
         + (f", {table.removed} removed." if table.removed else "."),
         sections=(),
     )
-    replace_text(output, render(page, map_, files=_files(map_, output)))
+    _write(output, page, map_)
 
 
-def _files(map_: ImageMap | None, page: Path) -> str:
-    """Write the files of a map beside its page, if it has such; return their address."""
-    folder = files_beside(page)
+def _write(path: Path, page: Page, map_: ImageMap | None) -> None:
+    """Write a page, after the files of its map beside it, if it has such."""
+    folder = files_beside(path)
     if map_ and map_.per_file:
         write_files(map_, folder)
-    return quote(os.fsencode(folder.name))
+    replace_text(path, render(page, map_, files=quote(os.fsencode(folder.name))))
 
 
 def files_beside(page: Path) -> Path:
@@ -158,74 +142,46 @@ def _named(page: Page, names: Mapping[str, str]) -> Page:
 
     def view(each: ClassView) -> ClassView:
         merge, on_map = tuple(map(named, each.merge)), names.get(each.name, each.name)
-        return replace(each, name=named(each.name), merge=merge, on_map=on_map)
+        medoid = each.medoid and replace(each.medoid, side=MEDOID_SIDE)
+        return replace(each, name=named(each.name), medoid=medoid, merge=merge, on_map=on_map)
 
-    def block(each: Block) -> Block:
-        if isinstance(each, Cards):
-            return replace(each, classes=tuple(map(view, each.classes)))
-        return each
-
-    return _changed(page, block)
+    changed: Page = _changed(page, ClassView, view)
+    return changed
 
 
 def with_thumbnails(
     page: Page, images: Images | None, workers: int, *, on_map: bool = False
 ) -> Page:
-    """Return a page with the pixels of its images, without those that cannot be read.
+    """Return a page, whose images have names only, with the pixels of those that can be read.
 
-    Args:
-        page: Its images have names only.
-        images: Among which they are; without any, the page shows none.
-        workers: Processes that decode photographs.
-        on_map: Whether images lead to their places on the map of the page.
+    Without `images`, the page shows none. With `on_map`, they lead to their places on its map.
     """
     asked = defaultdict[int, set[str]](set)
-    _changed(page, _on_tiles(lambda tile, side: asked[side].add(tile.path)))
-    found = {side: _found(names, images, side, workers) for side, names in asked.items()}
+    _changed(page, Tile, lambda tile: asked[tile.side].add(tile.path))
+    rows = {name: row for row, name in enumerate(images.names)} if images is not None else {}
+    found = dict[tuple[str, int], str]()
+    for side, names in asked.items():
+        shown = np.array(sorted(rows[name] for name in names if name in rows), np.int64)
+        if images is not None:
+            uris = thumbnails(images, shown, side, workers)
+            found |= {(images.names[row], side): uri for row, uri in uris.items()}
 
-    def shown(tile: Tile, side: int) -> Tile | None:
-        row, uri = found[side].get(tile.path, (-1, ""))
-        return replace(tile, uri=uri, number=row if on_map else -1) if uri else None
+    def with_pixels(tile: Tile) -> Tile:
+        number = rows.get(tile.path, -1) if on_map else -1
+        return replace(tile, uri=found.get((tile.path, tile.side), ""), number=number)
 
-    return _changed(page, _on_tiles(shown))
-
-
-def _changed(page: Page, change: Callable[[Block], Block]) -> Page:
-    sections = ((title, tuple(map(change, blocks))) for title, blocks in page.sections)
-    return replace(page, sections=tuple(sections))
-
-
-def _on_tiles(change: Callable[[Tile, int], Tile | None]) -> Callable[[Block], Block]:
-    """Change each tile of a block, given its side in pixels; None leaves it out."""
-
-    def tiles(each: Iterable[Tile], side: int = SIDE) -> tuple[Tile, ...]:
-        return tuple(new for tile in each if (new := change(tile, side)))
-
-    def view(each: ClassView) -> ClassView:
-        medoid = next(iter(tiles([each.medoid] if each.medoid else [], MEDOID_SIDE)), None)
-        return replace(each, medoid=medoid, core=tiles(each.core), border=tiles(each.border))
-
-    def block(each: Block) -> Block:
-        match each:
-            case Tiles():
-                return replace(each, tiles=tiles(each.tiles))
-            case Pairs():
-                both = ((*tiles(pair[:2], PAIR_SIDE), *pair[2:]) for pair in each.pairs)
-                return replace(each, pairs=tuple(pair for pair in both if len(pair) == 4))
-            case Cards():
-                return replace(each, classes=tuple(map(view, each.classes)))
-        return each
-
-    return block
+    changed: Page = _changed(page, Tile, with_pixels)
+    return changed
 
 
-def _found(
-    names: Iterable[str], images: Images | None, side: int, workers: int
-) -> dict[str, tuple[int, str]]:
-    """Rows and thumbnails by name, of images that are there and readable."""
-    if images is None:
-        return {}
-    row = {name: number for number, name in enumerate(images.names)}
-    rows = np.array(sorted(row[name] for name in names if name in row), np.int64)
-    uris = thumbnails(images, rows, side, workers)
-    return {images.names[row]: (row, uri) for row, uri in uris.items()}
+def _changed(value: Any, kind: type[Struct], change: Callable[[Any], Any]) -> Any:
+    """Return a page, or a part of it, with all values of a kind in it changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_changed(each, kind, change) for each in value)
+    if isinstance(value, Page | Tiles | Pairs | Cards | ClassView):
+        fields = value.__struct_fields__
+        parts = {name: _changed(getattr(value, name), kind, change) for name in fields}
+        return replace(value, **parts)
+    return value

@@ -34,6 +34,7 @@ ANSWER_TIMEOUT: Final = 300.0  # seconds for an answer
 LINGER: Final = 1.0
 START: Final = "/?token="
 HOST: Final = re.compile(r"(?ai)(\[[0-9a-f:]+\]|[\w.-]+)(?::[1-9][0-9]{0,4})?")
+POLICY: Final = "Content-Security-Policy"
 HEADERS: Final = {  # of every answer
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -41,11 +42,8 @@ HEADERS: Final = {  # of every answer
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Connection": "close",
+    POLICY: "default-src 'none'; base-uri 'none'; form-action 'none'",  # but that of the page
 }
-NO_CONTENT_POLICY: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
-"""Content-Security-Policy of all answers but the page."""
-
-
 NUMBER: Final = "(0|[1-9][0-9]{0,8})"
 CONTENT: Final = {  # by path: the method of RunSite that gives it by its number, and its type
     re.compile(f"/image/{NUMBER}"): ("image", "image/webp"),
@@ -78,7 +76,6 @@ class Reply:
     content: bytes
     kind: str
     status: HTTPStatus = HTTPStatus.OK
-    policy: str = NO_CONTENT_POLICY
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -243,8 +240,8 @@ class RequestHandler(BaseHTTPRequestHandler):
     def _get(self) -> Reply:
         site = self.server.site
         if self.path == "/":
-            policy = f"{site.policy}; frame-ancestors 'none'"
-            return Reply(site.page.encode(), "text/html; charset=utf-8", policy=policy)
+            own = {POLICY: f"{site.policy}; frame-ancestors 'none'"}
+            return Reply(site.page.encode(), "text/html; charset=utf-8", headers=own)
         if self.path == "/classes":
             return json_reply(site.classes())
         for path, (method, kind) in CONTENT.items():
@@ -272,10 +269,9 @@ class RequestHandler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
         if len(lengths) > 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]):
             raise Refused(HTTPStatus.BAD_REQUEST, "malformed request")
-        length = int(lengths[0])
-        if length > MAX_BODY:
-            largest = f"{MAX_BODY >> 20} MiB"
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"larger than {largest}")
+        if (length := int(lengths[0])) > MAX_BODY:
+            largest = f"larger than {MAX_BODY >> 20} MiB"
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, largest)
         body = b""
         with suppress(OSError):
             body = self.rfile.read(length)
@@ -288,11 +284,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.settimeout(ANSWER_TIMEOUT)
         self.send_response_only(reply.status)
-        own = {
-            "Content-Type": reply.kind,
-            "Content-Length": str(len(reply.content)),
-            "Content-Security-Policy": reply.policy,
-        }
+        own = {"Content-Type": reply.kind, "Content-Length": str(len(reply.content))}
         for name, value in {**HEADERS, **own, **reply.headers}.items():
             self.send_header(name, value)
         self.end_headers()

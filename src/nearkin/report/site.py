@@ -15,6 +15,7 @@ from nearkin.data.batches import center_crops
 from nearkin.data.channels import preview
 from nearkin.data.decode import BadImage, decode
 from nearkin.data.images import SMALL_SIDE, Images, Region, read
+from nearkin.data.labels import class_names as given_classes
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.inference import encode_pixels
@@ -240,9 +241,8 @@ class RunSite:
     def _labels(self) -> list[str]:
         """The class of each image: as it was labeled here, predicted, or labeled before; or ''."""
         predicted = class_names(self._folder) | written_labels(self._folder)
-        names, labels = self._images.names, ("", *self._images.classes)
-        own = [labels[label + 1] for label in self._images.labels.tolist()]
-        return [predicted.get(name, label) for name, label in zip(names, own, strict=True)]
+        own = zip(self._images.names, given_classes(self._images), strict=True)
+        return [predicted.get(name, label) for name, label in own]
 
 
 def _heated(

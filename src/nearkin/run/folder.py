@@ -46,6 +46,7 @@ PLOTS = (
     "augmentations.png", "class_count.png", "clusters.png", "confusion.png", "curves.png",
     "map.png",
 )  # fmt: skip
+"""All but the first are of earlier versions."""
 
 
 class RunFolder:

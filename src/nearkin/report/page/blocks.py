@@ -1,11 +1,15 @@
 """A page as values, which can be stored: headings, each with the blocks below it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Int
 from msgspec import Struct
+
+SIDE: Final = 96  # Pixels of a thumbnail, unless it is
+MEDOID_SIDE: Final = 192  # that of a class, or
+PAIR_SIDE: Final = 128  # one of a pair
 
 Number = int | float
 Points = Sequence[tuple[Number, Number]]
@@ -15,10 +19,11 @@ class Tile(Struct, frozen=True):
     """A thumbnail of an image."""
 
     path: str  # its name in the data
-    uri: str  # its pixels, as a `data:` URI
-    score: float  # confidence of the classifier in its class
+    uri: str = ""  # its pixels, as a `data:` URI; without any, it is not shown
+    score: float = 0.0  # confidence of the classifier in its class
     note: str = ""  # what is written below it
     number: int = -1  # its row in the data, by which the map knows it; -1 where there is no map
+    side: int = SIDE
 
 
 class ClassView(Struct, frozen=True):
@@ -26,7 +31,7 @@ class ClassView(Struct, frozen=True):
 
     name: str
     size: int  # number of images assigned to it
-    medoid: Tile | None = None  # the most central image; None if it cannot be displayed
+    medoid: Tile | None = None  # the most central image
     core: tuple[Tile, ...] = ()  # the most typical images, most typical first
     border: tuple[Tile, ...] = ()  # the images with the lowest scores, lowest first
     score: float | None = None  # mean over its images
@@ -107,14 +112,6 @@ class Confusion(Struct, frozen=True, tag=True):
         found, counts = np.unique(pairs, axis=0, return_counts=True)
         cells = np.concatenate([found, counts[:, None]], axis=1).tolist()
         return cls(tuple(true), tuple(predicted), num_matched, tuple(map(tuple, cells)))
-
-    @property
-    def sizes(self) -> list[int]:
-        """Images of each true class."""
-        sizes = [0] * len(self.true)
-        for true, _, images in self.cells:
-            sizes[true] += images
-        return sizes
 
     def dense(self) -> Int[np.ndarray, "true predicted"]:
         """Return the whole matrix."""

@@ -3,27 +3,19 @@
 import base64
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from nearkin.pace import count
-from nearkin.report.page.blocks import (
-    Block,
-    Cards,
-    Chart,
-    ClassView,
-    Confusion,
-    Number,
-    Page,
-    Points,
-    Table,
-)
+from nearkin.report.page.blocks import Block, Cards, Chart, Confusion, Number, Page, Table
 from nearkin.report.page.map import ImageMap, map_data, script
 from nearkin.text import printable
 
@@ -31,17 +23,6 @@ SHADES: Final = 10  # background shades of a table cell, besides none
 MAX_OPEN_CLASSES: Final = 20  # a confusion matrix of more classes is folded
 MAX_MATRIX: Final = 60  # of more classes, a table has the largest confusions
 NUM_CONFUSIONS: Final = 100  # in it
-DEFINITIONS: Final = {
-    "Images": "assigned to it, and their share of all that are assigned",
-    "Score": "mean confidence of the classifier over its images",
-    "Seed agreement": "overlap with the matching class of other seeds (Jaccard), from 0 to 1",
-    "Silhouette": "separation from other classes: 1 well separated, 0 touching, below 0 mixed",
-    "Nearest known class": "by cosine similarity of the class means",
-    "Merge candidates": "compare the images before you merge them",
-    "Ground truth": "by the labels that were hidden from training",
-}
-"""The rows of a class's table, each with its definition."""
-
 STYLE: Final = (files(__package__) / "style.css").read_text(encoding="utf-8") + "".join(
     f".shade{step} {{ background: rgb(var(--shade) / {0.07 * step:.2f}) }}\n"
     for step in range(1, SHADES + 1)
@@ -82,22 +63,13 @@ BLOCKS: Final[Any] = TEMPLATES.get_template("blocks.html").module
 
 
 def render(
-    page: Page,
-    image_map: ImageMap | None = None,
-    *,
-    served: bool = False,
-    files: str = "",
+    page: Page, image_map: ImageMap | None = None, *, served: bool = False, files: str = ""
 ) -> str:
     """Return a whole page; sections without content are left out.
 
     A Content-Security-Policy in its head keeps browsers from loading, running or sending anything
-    but the page's own script, in case some text is ever taken for markup.
-
-    Args:
-        page: Its content.
-        image_map: The map of its images, if there is one.
-        served: Whether to allow requests to the page's server.
-        files: The address of what `details` and the sheets are in, if the map has such.
+    but the page's own script, in case some text is ever taken for markup; `served` allows requests
+    to the page's server. `files` is the address of what `details` and the sheets are in.
     """
     sections = [(title, Markup().join(map(drawn, blocks))) for title, blocks in page.sections]
     if image_map is not None:
@@ -123,7 +95,9 @@ def drawn(block: Block) -> Markup:
         case Confusion():
             return _confusion(block)
         case Cards():
-            return _cards(block)
+            numbered = enumerate(block.classes, start=1)
+            anchors = {view.name: f"{block.kind}-{number}" for number, view in numbered}
+            return Markup(BLOCKS.Cards(block, anchors))
     return Markup(getattr(BLOCKS, type(block).__name__)(block))
 
 
@@ -147,19 +121,22 @@ def _confusion(confusion: Confusion) -> Markup:
     num_classes = max(len(confusion.true), len(confusion.predicted))
     if num_classes > MAX_MATRIX:
         return drawn(_largest_confusions(confusion))
-    rows, shades = [], []
-    for name, total, counts in zip(
-        confusion.true, confusion.sizes, confusion.dense().tolist(), strict=True
-    ):
-        rows.append((name, *(f"{n:,}" if n else "" for n in counts)))
-        # Rounded up, so that every count above 0 has a shade.
-        shades.append([math.ceil(n / max(1, total) * SHADES) for n in counts])
+    counts = confusion.dense()
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    # Rounded up, so that every count above 0 has a shade.
+    shades = np.ceil(shares * SHADES).astype(int).tolist()
+    rows = [
+        (name, *(f"{n:,}" if n else "" for n in own))
+        for name, own in zip(confusion.true, counts.tolist(), strict=True)
+    ]
     folded = num_classes > MAX_OPEN_CLASSES
     return Markup(BLOCKS.Confusion(("", *confusion.predicted), rows, shades, folded))
 
 
 def _largest_confusions(confusion: Confusion) -> Table:
-    sizes = confusion.sizes
+    sizes = Counter[int]()  # of the true classes
+    for true, _, images in confusion.cells:
+        sizes[true] += images
     rows = [
         (confusion.true[true], confusion.predicted[predicted], f"{n:,}", f"{n / sizes[true]:.0%}")
         for true, predicted, n in confusion.largest(NUM_CONFUSIONS)
@@ -167,25 +144,6 @@ def _largest_confusions(confusion: Confusion) -> Table:
     columns = ("True class", "Predicted class", "Images", "Share of the true class")
     note = f"Of {len(confusion.true):,} true and {len(confusion.predicted):,} predicted classes."
     return Table("Largest confusions", columns, tuple(rows), note)
-
-
-def _cards(cards: Cards) -> Markup:
-    anchors = {view.name: f"{cards.kind}-{n}" for n, view in enumerate(cards.classes, start=1)}
-    total = cards.num_images
-
-    def metrics(view: ClassView) -> list[tuple[str, str, str]]:
-        cells = {
-            "Images": f"{view.size:,} ({view.size / total:.0%})" if total else "0",
-            "Score": decimal(view.score),
-            "Seed agreement": decimal(view.seed_agreement),
-            "Silhouette": decimal(view.silhouette),
-            "Nearest known class": view.nearest_known if view.nearest_known != view.name else "",
-            "Merge candidates": BLOCKS.links(view.merge, anchors),
-            "Ground truth": view.truth,
-        }
-        return [(name, value, DEFINITIONS[name]) for name, value in cells.items() if value]
-
-    return Markup(BLOCKS.Cards(cards, anchors, metrics))
 
 
 # ---- charts ----
@@ -233,7 +191,11 @@ def _line_chart(chart: Chart) -> Markup:
 
     A chart without finite points is empty.
     """
-    lines = {name: finite for name in chart.series if (finite := _finite(chart.series[name]))}
+    finite = {
+        name: sorted(point for point in points if all(map(math.isfinite, point)))
+        for name, points in chart.series.items()
+    }
+    lines = {name: points for name, points in finite.items() if points}
     if not lines:
         return Markup()
     places = [place for points in lines.values() for place in points]
@@ -246,7 +208,3 @@ def _line_chart(chart: Chart) -> Markup:
         for x in sorted({x for x, _ in places})
     ]
     return Markup(BLOCKS.Chart(chart, lines, x, y, values, AREA, MAX_DOTS))
-
-
-def _finite(points: Points) -> Points:
-    return sorted((x, y) for x, y in points if math.isfinite(x) and math.isfinite(y))

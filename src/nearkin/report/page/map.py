@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Int, Shaped
+from jaxtyping import Bool, Float, Float32, Int, Shaped
 
 from nearkin.files import write_whole
 
 SIMILARITY_STEPS: Final = 100
 """Similarities are stored as this many steps per 1, which fit into a byte."""
 SCRIPT_PARTS: Final = (
-    "data", "drawing", "view", "legend", "selection", "table", "grid", "panel", "server", "labels",
+    "data", "drawing", "view", "legend", "selection", "lists", "panel", "server", "labels",
     "input",
 )  # fmt: skip
 """JavaScript files in the order they are concatenated."""
@@ -41,6 +41,12 @@ class Coloring:
     """What the page does with it: scores order the images of a class, highest first; labels are
     given where there is a server, which suggests the names of classes, and classes of a discovery
     are renamed there."""
+
+    @property
+    def known(self) -> Bool[np.ndarray, " n"]:
+        """Whether the value of each image is known."""
+        is_class = np.issubdtype(self.values.dtype, np.integer)
+        return self.values >= 0 if is_class else np.isfinite(self.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,14 +112,9 @@ def map_data(image_map: ImageMap, files: str = "") -> str:
 
     `files` is the address of what `details` and the sheets are in, if the map has such.
     """
+    texts = ("name", "role", "classes", "note")
     colorings = [
-        {
-            "name": one.name,
-            "role": one.role,
-            "classes": one.classes,
-            "note": one.note,
-            "values": _array(one.values),
-        }
+        {name: getattr(one, name) for name in texts} | {"values": _array(one.values)}
         for one in image_map.colorings
     ]
     data: dict[str, Any] = {

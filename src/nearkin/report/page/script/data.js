@@ -151,8 +151,8 @@ function make(tag, properties = {}, ...children) {
 const note = (...children) => make("p", { className: "note" }, ...children);
 const buttons = (...children) => make("div", { className: "map-buttons" }, ...children);
 
-function button(label, onclick, properties = {}) {
-  return make("button", { type: "button", onclick, ...properties }, label);
+function button(content, onclick, properties = {}) {
+  return make("button", { type: "button", onclick, ...properties }, ...[content].flat());
 }
 
 function count(number, noun) {

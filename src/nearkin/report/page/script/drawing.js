@@ -285,55 +285,42 @@ function drawImage(i, x, y, side) {
   drawnImages.set(i, [x, y, side]);
 }
 
-function drawNeighbors(i) {
-  pen.strokeStyle = theme.ink;
-  pen.lineWidth = 1;
-  pen.globalAlpha = 0.55;
-  for (const other of neighbors(i)) {
-    pen.beginPath();
-    pen.moveTo(...screenPoint(i));
-    pen.lineTo(...screenPoint(other));
-    pen.stroke();
-  }
+function stroke(path, width, color, opacity = 1) {
+  Object.assign(pen, { lineWidth: width, strokeStyle: color, globalAlpha: opacity });
+  pen.stroke(path);
   pen.globalAlpha = 1;
+}
+
+function drawNeighbors(i) {
+  for (const other of neighbors(i)) {
+    stroke(new Path2D(`M${screenPoint(i)}L${screenPoint(other)}`), 1, theme.ink, 0.55);
+  }
   for (const other of neighbors(i)) drawRing(other, 1.5, theme.ink);
 }
 
 function drawRing(i, width, color) {
   const [x, y] = screenPoint(i);
-  const image = drawnImages.get(i);
-  const side = image?.[2] + 4;
-  pen.lineWidth = width;
-  pen.strokeStyle = color;
-  pen.beginPath();
-  if (image) pen.rect(x - side / 2, y - side / 2, side, side);
-  else pen.arc(x, y, radius() + 3 + width / 2, 0, 2 * Math.PI);
-  pen.stroke();
+  const side = drawnImages.get(i)?.[2] + 4;
+  const ring = new Path2D();
+  if (side) ring.rect(x - side / 2, y - side / 2, side, side);
+  else ring.arc(x, y, radius() + 3 + width / 2, 0, 2 * Math.PI);
+  stroke(ring, width, color);
 }
 
 function drawCross(x, y) {
-  for (const [width, color] of [[6, theme.card], [3, theme.accent]]) {
-    pen.lineWidth = width;
-    pen.strokeStyle = color;
-    pen.beginPath();
-    for (const [dx, dy] of [[11, 0], [0, 11]]) {
-      pen.moveTo(x - dx, y - dy);
-      pen.lineTo(x + dx, y + dy);
-    }
-    pen.stroke();
-  }
+  const cross = new Path2D(`M${x - 11} ${y}h22M${x} ${y - 11}v22`);
+  stroke(cross, 6, theme.card);
+  stroke(cross, 3, theme.accent);
 }
 
 function drawLasso() {
-  pen.beginPath();
-  for (const point of state.lasso) pen.lineTo(...toScreen(...point));
-  pen.closePath();
-  pen.fillStyle = pen.strokeStyle = theme.accent;
+  const lasso = new Path2D();
+  for (const point of state.lasso) lasso.lineTo(...toScreen(...point));
+  lasso.closePath();
+  pen.fillStyle = theme.accent;
   pen.globalAlpha = 0.12;
-  pen.fill();
-  pen.globalAlpha = 1;
-  pen.lineWidth = 2;
+  pen.fill(lasso);
   pen.setLineDash([5, 4]);
-  pen.stroke();
+  stroke(lasso, 2, theme.accent);
   pen.setLineDash([]);
 }

@@ -171,10 +171,11 @@ const KEYS = {
   "Escape": escape,
 };
 
-function keydown(event) {
-  const act = KEYS[event.key] ?? labelKey(event.key);
+/* Does what a key is for, in the map or in the grid; all arguments are those of its action. */
+function pressKey(event, keys, ...all) {
+  const act = keys[event.key] ?? labelKey(event.key);
   if (event.ctrlKey || event.metaKey || event.altKey || !act) return;
-  act();
+  act(...all);
   event.preventDefault();
 }
 
@@ -192,7 +193,8 @@ function listen() {
   $("panel").onkeydown = (event) => { if (event.key === "Escape") close(); };
   Object.assign(canvas, {
     onpointerdown: press, onpointermove: move, onpointerup: release, onpointercancel: release,
-    onpointerleave: hideTip, onblur: hideTip, onkeydown: keydown, onwheel: wheel,
+    onpointerleave: hideTip, onblur: hideTip, onwheel: wheel,
+    onkeydown: (event) => pressKey(event, KEYS),
   });
   for (const kind of ["touchstart", "touchmove"]) {
     canvas.addEventListener(kind, keepFingers, { passive: false });

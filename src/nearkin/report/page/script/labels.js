@@ -6,14 +6,16 @@ const labels = {
   saving: Promise.resolve(), // changes are saved in turn
 };
 
-function labelOf(i) {
-  const coloring = withRole("label");
-  return coloring && coloring.values[i] >= 0 ? value(coloring, i) : "";
+function rawLabel(i) {
+  const { classes, values } = withRole("label") ?? { classes: [], values: [] };
+  return classes[values[i]] ?? "";
 }
+
+const labelOf = (i) => escapeInvisible(rawLabel(i));
 
 function findLabeled() {
   const { values } = withRole("label") ?? { values: [] };
-  state.labeled = Array.from(values.keys()).filter((i) => values[i] >= 0);
+  state.labeled = allRows().filter((i) => values[i] >= 0);
 }
 
 /* The coloring of the labels, which an unlabeled run has not. */
@@ -65,11 +67,6 @@ async function giveLabel(text) {
     if (text && !labels.keys.includes(text)) labels.keys.splice(9, 1, text);
   });
   return `${count(rows.length, "image")} ${text ? `labeled ${text}` : "without a label now"}.`;
-}
-
-function rawLabel(i) {
-  const { values, classes } = labelColoring();
-  return classes[values[i]] ?? "";
 }
 
 async function undoLabel() {
@@ -126,16 +123,14 @@ function showLabelBar() {
   if (bar.hidden) return;
   const suggested = new Set([...classNames(), ...labelColoring().classes]);
   $("names").replaceChildren(...Array.from(suggested, (value) => make("option", { value })));
-  const keys = labels.keys.map((text, at) => {
-    const key = button(make("kbd", {}, String((at + 1) % 10)), () => attempt(() => giveLabel(text)));
-    key.append(make("bdi", {}, escapeInvisible(text)));
-    return key;
-  });
+  const keys = labels.keys.map((text, at) => button(
+    [make("kbd", {}, String((at + 1) % 10)), make("bdi", {}, escapeInvisible(text))],
+    () => attempt(() => giveLabel(text))));
   bar.replaceChildren(
     make("span", {}, "Label"),
     ...keys,
     textForm("Label of the images", "Label", giveLabel, { suggest: true }),
     button("Remove label", () => attempt(() => giveLabel(""))),
-    button(make("kbd", {}, "u"), () => attempt(undoLabel), { disabled: !labels.undo.length }));
-  bar.lastChild.append("Undo");
+    button([make("kbd", {}, "u"), "Undo"], () => attempt(undoLabel),
+      { disabled: !labels.undo.length }));
 }

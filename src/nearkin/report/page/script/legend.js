@@ -9,11 +9,13 @@ function searchText(i) {
 
 const filters = (coloring) => coloring.hidden.size > 0 || coloring.range !== null;
 
-/* Whether a coloring that filters shows an image; a range hides what has no number. */
+/* Whether a coloring that filters shows an image; a range, whose open end is NaN, hides what has
+   no number. */
 function shows(coloring, i) {
   if (hasClasses(coloring)) return !coloring.hidden.has(classOf(i, coloring));
   const [low, high] = coloring.range;
-  return coloring.values[i] >= low && coloring.values[i] <= high;
+  const number = coloring.values[i];
+  return !Number.isNaN(number) && !(number < low) && !(number > high);
 }
 
 /* All filters together: the text, and what is hidden in each coloring. Where that changes nothing,
@@ -51,7 +53,7 @@ function showFilters(filtering) {
 
 function filterText({ hidden, range }) {
   if (!range) return `${hidden.size} hidden`;
-  const [low, high] = range.map((end) => (Number.isFinite(end) ? String(end) : ""));
+  const [low, high] = range.map((end) => (Number.isNaN(end) ? "" : String(end)));
   return low && high ? `${low} to ${high}` : low ? `from ${low}` : `to ${high}`;
 }
 
@@ -95,7 +97,9 @@ function classLegend(coloring) {
 }
 
 function legendEntry(coloring, each, size) {
-  const entry = button("", () => {
+  const label = make("bdi", {}, className(coloring, each));
+  const content = [legendMark(each), label, make("span", {}, size.toLocaleString("en"))];
+  const entry = button(content, () => {
     if (!coloring.hidden.delete(each)) coloring.hidden.add(each);
     entry.ariaPressed = !coloring.hidden.has(each);
     updateVisible();
@@ -103,8 +107,6 @@ function legendEntry(coloring, each, size) {
   const highlight = (highlighted) => () => { state.highlighted = highlighted; restyle(); };
   entry.onpointerenter = entry.onfocus = highlight(each);
   entry.onpointerleave = entry.onblur = highlight(null);
-  const label = make("bdi", {}, className(coloring, each));
-  entry.append(legendMark(each), label, make("span", {}, size.toLocaleString("en")));
   return entry;
 }
 
@@ -128,14 +130,13 @@ function scaleLegend(coloring) {
 
 /* Two numbers between which images are shown; an empty one is no limit. */
 function rangeFields(coloring, placeholders) {
+  const ends = coloring.range ?? [NaN, NaN];
   const fields = ["Show from", "to"].map((label, at) => make("input", {
     type: "number", step: "any", placeholder: placeholders[at], ariaLabel: `${label}, ${coloring.name}`,
-    value: Number.isFinite(coloring.range?.[at]) ? coloring.range[at] : "",
+    value: Number.isNaN(ends[at]) ? "" : ends[at],
     oninput: () => {
-      const [low, high] = fields.map((field) => field.valueAsNumber);
-      const limited = !Number.isNaN(low) || !Number.isNaN(high);
-      const limits = [Number.isNaN(low) ? -Infinity : low, Number.isNaN(high) ? Infinity : high];
-      coloring.range = limited ? limits : null;
+      const range = fields.map((field) => field.valueAsNumber);
+      coloring.range = range.every(Number.isNaN) ? null : range;
       updateVisible();
     },
   }));

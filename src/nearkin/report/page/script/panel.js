@@ -2,9 +2,8 @@
 
 /* An image with a caption below, which a click opens. */
 function galleryItem(i, label, caption) {
-  const item = button(tile(i), () => open(i), { title: label, ariaLabel: label });
-  if (caption) item.append(make("span", {}, caption));
-  return item;
+  const content = [tile(i), ...(caption ? [make("span", {}, caption)] : [])];
+  return button(content, () => open(i), { title: label, ariaLabel: label });
 }
 
 const tiles = (items) => make("ul", { className: "map-tiles" },

@@ -27,10 +27,11 @@ function showStatus(text = "") {
   $("status").textContent = escapeInvisible(text);
 }
 
-/* A line of text with a button that submits it. What was typed stays until that has succeeded. */
-function textForm(label, verb, action, { text = "", optional = false, suggest = false } = {}) {
+/* A line of text with a button that submits it. What was typed stays until that has succeeded; a
+   name, which may be empty, stays for good. */
+function textForm(label, verb, action, { isName = false, suggest = false } = {}) {
   const input = make("input", {
-    type: "text", value: text, placeholder: label, maxLength: 100, required: !optional,
+    type: "text", placeholder: label, maxLength: 100, required: !isName,
     autocomplete: "off", ariaLabel: label,
   });
   if (suggest) input.setAttribute("list", "map-names");
@@ -38,7 +39,7 @@ function textForm(label, verb, action, { text = "", optional = false, suggest = 
     event.preventDefault();
     attempt(async () => {
       const done = await action(input.value.trim());
-      input.value = text;
+      if (!isName) input.value = "";
       return done;
     });
   };
@@ -151,27 +152,18 @@ function updateClasses(answer) {
   showClasses();
 }
 
-/* The rows of classes, with what was typed and ticked in those that are replaced. */
-function classRows(novel, section) {
-  const old = new Map(Array.from(section.querySelectorAll("li"), (row) => [row.dataset.cluster, row]));
-  return novel.map((each) => {
-    const row = classRow(each);
-    const [tick, text] = row.querySelectorAll("input");
-    const [wasTicked, typed] = old.get(each.cluster)?.querySelectorAll("input") ?? [];
-    tick.checked = wasTicked?.checked ?? false;
-    if (typed && typed.value !== old.get(each.cluster).dataset.name) text.value = typed.value;
-    return row;
-  });
-}
-
+/* Rows stay, with the focus and with what is typed and ticked in them. */
 function showClasses() {
-  const section = $("classes");
+  const [section, rows] = [$("classes"), $("classes").querySelector("ul")];
   section.hidden = !runClasses.editable;
-  const { cluster: focused } = document.activeElement.closest("#map-classes li")?.dataset ?? {};
-  const novel = runClasses.classes.filter((each) => each.kind === "novel");
-  const rows = classRows(novel, section);
-  section.querySelector("ul").replaceChildren(...rows);
-  rows[novel.findIndex((each) => each.cluster === focused)]?.querySelector("form input").focus();
+  for (const each of runClasses.classes.filter(({ kind }) => kind === "novel")) {
+    const same = ({ dataset }) => dataset.cluster === each.cluster;
+    const row = [...rows.children].find(same) ?? rows.appendChild(classRow(each.cluster));
+    const text = row.querySelector("form input");
+    if ([row.dataset.name, each.name].includes(text.value.trim())) text.value = each.name;
+    row.dataset.name = each.name;
+    row.querySelector("span").textContent = count(each.size, "image");
+  }
 }
 
 function classSection() {
@@ -195,16 +187,15 @@ function classSection() {
   );
 }
 
-function classRow({ cluster, name: text, size }) {
+function classRow(cluster) {
   const label = escapeInvisible(cluster);
   const tick = make("input", { type: "checkbox", ariaLabel: `Merge ${label}` });
   const rename = textForm(`Name of ${label}`, "Save", (entered) => {
     const done = entered ? `${cluster} is now ${entered}.` : `${cluster} has no name now.`;
     return edit("name", { clusters: [cluster], name: entered }, done);
-  }, { text, optional: true, suggest: true });
-  const number = make("span", {}, count(size, "image"));
-  const row = make("li", {}, tick, make("bdi", {}, label), number, rename);
-  Object.assign(row.dataset, { cluster, name: text });
+  }, { isName: true, suggest: true });
+  const row = make("li", {}, tick, make("bdi", {}, label), make("span"), rename);
+  Object.assign(row.dataset, { cluster, name: "" });
   return row;
 }
 

@@ -1,14 +1,11 @@
-"""Plots and sheets: every name can be drawn, every image is where it belongs."""
+"""Sheets and curves: every name can be drawn, every image is where it belongs."""
 
 import dataclasses
-import warnings
 
 import numpy as np
 import pytest
 import torch
-from browser import small_map
-from builders import confusion_of, pixels_of
-from msgspec.structs import replace
+from builders import pixels_of
 from PIL import Image
 
 from nearkin.data.augmentations import augmentation
@@ -16,64 +13,16 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.errors import DataError, OutputError, UsageError
+from nearkin.report.contact_sheet import contact_sheet
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
-from nearkin.report.page.blocks import Cards, Chart, ClassView, Page, Tile
-from nearkin.report.page.map import Coloring
-from nearkin.report.plots import (
-    COLORS,
-    confusion_plot,
-    contact_sheet,
-    curves,
-    map_plot,
-    write_figures,
-)
 from nearkin.run import sheets
-from nearkin.run.folder import PLOTS, RunFolder
+from nearkin.run.folder import RunFolder
 from nearkin.run.sheets import save_sheet, shortened
 
 HOSTILE = (
     "$\\frac{$", "_hidden", "<b>bold</b>", "日本語", "a\nb\x1b[31m", "\u202egnp.exe", "x" * 300,
     "caf\udce9", "",
 )  # fmt: skip
-
-
-def amount(pixels, color):
-    """How many pixels have this color."""
-    expected = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
-    return int((pixels == expected).all(axis=2).sum())
-
-
-def has_color(pixels, color):
-    """Whether there is more of it than what the edges of letters may have."""
-    return amount(pixels, color) > 25
-
-
-def image_map(xy, *colorings):
-    return small_map(count=len(xy), xy=xy, colorings=colorings)
-
-
-def test_each_line_has_a_color_and_a_dash_of_its_own(tmp_path):
-    series = {name: [(0, level), (5, level + 0.1)] for level, name in enumerate("abc")}
-    pixels = pixels_of(curves([Chart("Title", "epoch", "share", series)], tmp_path / "c.png"))
-    assert [has_color(pixels, color) for color in COLORS[:6]] == [True] * 3 + [False] * 3
-
-
-def test_what_was_chosen_and_its_interval_are_marked(tmp_path):
-    plain = Chart("Title", "classes", "", {"a": [(1, 0.0), (9, 1.0)]})
-    marked = replace(plain, chosen=5, interval=(4, 6))
-    different = [pixels_of(curves([chart], tmp_path / "c.png")) for chart in (plain, marked)]
-    assert (different[0] != different[1]).any(axis=2).mean() > 0.05
-
-
-def test_any_points_can_be_drawn_and_matplotlib_and_its_warnings_stay_as_they_were(tmp_path):
-    import matplotlib
-
-    before, filters = dict(matplotlib.rcParams), list(warnings.filters)
-    for points in ([], [(1, 1)], [(0, float("nan")), (1, 2)], [(0, 1)] * 50):
-        chart = Chart("Title", "epoch", "", dict.fromkeys(HOSTILE, points))
-        assert pixels_of(curves([chart, chart], tmp_path / "c.png")).std() > 0
-        assert dict(matplotlib.rcParams) == before
-        assert warnings.filters == filters
 
 
 def run_of(tmp_path, rows, summary=None):
@@ -103,61 +52,6 @@ def test_curves_are_columns_with_values_and_keep_their_ends(tmp_path):
     points = training_curves(run_of(tmp_path, rows))["loss"].series["Training loss"]
     assert len(points) == MAX_POINTS
     assert (points[0], points[-1]) == ((0.01, 1.0), (50.0, 5000.0))
-
-
-@pytest.mark.parametrize(("count", "classes"), [(2, 1), (500, 12), (2, 13), (500, 200)])
-def test_classes_of_any_number_and_name_can_be_drawn(tmp_path, count, classes):
-    rng = np.random.default_rng(0)
-    names = (*HOSTILE, *(f"class {number}" for number in range(classes)))[:classes]
-    of = rng.integers(-1, classes, count)
-    layout = image_map(rng.normal(size=(count, 2)), Coloring("Label", of, names))
-    pixels = pixels_of(map_plot(layout, tmp_path / "map.png"))
-    assert pixels.std() > 0
-    if classes <= 12 and count > 2:
-        assert has_color(pixels, COLORS[0])
-
-
-def test_the_smallest_of_many_classes_are_gray_and_so_is_what_is_unknown(tmp_path):
-    of = np.repeat(np.arange(14), [50] * 11 + [3] * 3)
-    place = np.random.default_rng(0).normal(size=(len(of), 2))
-    names = tuple(f"class {number}" for number in range(14))
-    few = np.where(of < 11, of, 0)
-
-    def gray(of, names):
-        coloring = Coloring("Label", of, names)
-        path = map_plot(image_map(place, coloring), tmp_path / "map.png")
-        return amount(pixels_of(path), "#BBBBBB")
-
-    letters = gray(few, names[:11])
-    assert gray(of, names) > letters + 50
-    assert gray(np.where(few == 1, -1, few), names[:11]) > letters + 500
-
-
-def test_numbers_are_drawn_with_a_scale_and_no_coloring_in_one_color(tmp_path):
-    place = np.random.default_rng(0).normal(size=(60, 2))
-    score = np.linspace(0, 1, 60, dtype=np.float32)
-    score[:5] = np.nan
-    pixels = pixels_of(map_plot(image_map(place, Coloring("Score", score)), tmp_path / "s.png"))
-    assert has_color(pixels, "#BBBBBB")
-    assert not has_color(pixels, COLORS[0])
-    assert has_color(pixels_of(map_plot(image_map(place), tmp_path / "n.png")), COLORS[0])
-
-
-@pytest.mark.parametrize(("truth", "predicted"), [(1, 1), (2, 5), (99, 160)])
-def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, predicted):
-    counts = np.random.default_rng(0).integers(0, 30, (truth, predicted))
-    counts[0] = 0
-    names = (*HOSTILE, *(f"class {number}" for number in range(200)))
-    table = confusion_of(counts, names[:truth], names[:predicted])
-    assert pixels_of(confusion_plot(table, tmp_path / "confusion.png")).std() > 0
-
-
-def test_cells_are_shaded_by_their_share_of_the_true_class(tmp_path):
-    sure, unsure = (confusion_of(each) for each in ([[90, 0], [0, 2]], [[45, 45], [0, 0]]))
-    drawn = [pixels_of(confusion_plot(each, tmp_path / "c.png")) for each in (sure, unsure)]
-    assert [has_color(pixels[:, :450], "#08306B") for pixels in drawn] == [True, False]
-    means = [pixels[200:500, 150:450].mean() for pixels in drawn]
-    assert means[0] != means[1]
 
 
 def test_a_shortened_name_is_short_and_can_be_seen():
@@ -298,34 +192,3 @@ def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_
     gone = [neighbors_of(tmp_path / "gone.png", images.names[0])]
     with pytest.raises(FileNotFoundError):  # what is read is not what cannot be written
         contact_sheet(gone, images, tmp_path / "s.png")
-
-
-def discovery(images):
-    view = ClassView("new-1", 3, core=tuple(Tile(images.names[row], "", 1.0) for row in (3, 1)))
-    lost = ClassView("\x1b[31m$", 9, core=(Tile("gone", "", 1.0),))
-    chart = Chart("How many", "classes", "", {"a": [(2, 0.1), (3, 0.2)]}, "", 2, (2, 3))
-    sections = (
-        ("Novel classes", (Cards("new", (view, lost), 12),)),
-        ("Confusion", (confusion_of([[3]]),)),
-        ("Number of classes", (chart,)),
-        ("Training curves", (Chart("Loss", "epoch", "loss", {"loss": [(1, 2), (2, 1)]}),)),
-    )
-    return Page("nearkin discover", "Digits", "A test.", sections)
-
-
-def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
-    images, folder = digits(range(20)), RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    layout = image_map(np.random.default_rng(0).normal(size=(20, 2)))
-    write_figures(folder, discovery(images), layout, images)
-    made = {path.name for path in folder.plots.iterdir()}
-    assert made == {"class_count.png", "clusters.png", "confusion.png", "curves.png", "map.png"}
-    assert made < set(PLOTS)
-    sheet = pixels_of(folder.plots / "clusters.png")
-    margin = sheet.shape[1] - 12 * 80
-    tiles = sheet[:, margin:].reshape(2, 80, 12, 80, 3).swapaxes(1, 2)[:, :, 8:72:4, 8:72:4]
-    assert (tiles[0] == 255).all()  # the larger one, whose images are gone
-    assert_shows(tiles[1:, :2], images, [(3, 1)])
-    assert (tiles[1][2:] == 255).all()
-    write_figures(RunFolder(tmp_path), replace(discovery(images), sections=()), None, images)
-    assert list(RunFolder(tmp_path).plots.iterdir()) == []  # it leaves what there is
