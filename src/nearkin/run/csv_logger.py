@@ -49,7 +49,7 @@ class CSVLogger:
         self._waiting.append(",".join(cells) + "\n")
 
     def flush(self) -> None:
-        """Bring all rows to the disk, so that no checkpoint is newer; what fails is tried again."""
+        """Bring all rows to the disk, so that no checkpoint is newer; the next call tries again."""
         try:
             with self.path.open("r+b") as file:
                 file.seek(self._size)
