@@ -49,7 +49,7 @@ class CSVLogger:
         self._waiting.append(",".join(cells) + "\n")
 
     def flush(self) -> None:
-        """Bring all rows to the disk, so that no checkpoint is newer; the next call tries again."""
+        """Bring all rows to the disk, so that no checkpoint is newer; if not, call it again."""
         try:
             with self.path.open("r+b") as file:
                 file.seek(self._size)
