@@ -136,7 +136,7 @@ class _Subject:
             label = torch.full_like(index, UNLABELED)
             if self.cls.uses_labels:  # a half of the classes is known
                 label = torch.where(index % 6 < NUM_CLASSES, index % 6, UNLABELED)
-        teacher = tuple(map(_taught, views)) if self.cls.uses_teacher else None
+        teacher = tuple(map(_taught, views)) if self.cls.uses_teacher else ()
         return Batch(tuple(views), index, label, teacher)
 
     def forward(self, method: Method[Any], batch: Batch | None = None) -> Step[Any]:
