@@ -255,9 +255,7 @@ def backbone_for(size: int, device: torch.device) -> str:
     """The network that gets furthest on such images in the time people have."""
     if size <= 16:
         return "tiny"
-    if device.type == "cpu":
-        return "small"
-    return "resnet18"
+    return "small" if device.type == "cpu" else "resnet18"
 
 
 def usable_optimizer(
