@@ -113,8 +113,8 @@ def test_what_the_command_line_reads_of_a_command_is_what_it_declares():
 
     for target in (each for group in COMMANDS.values() for each in group.values()):
         read, function = declared(target), imported(target)
-        assert inspect.getdoc(function) == read.__doc__
-        assert summary(target) == read.__doc__.partition("\n")[0]
+        assert inspect.getdoc(function) == inspect.getdoc(read)
+        assert summary(target) == inspect.getdoc(read).partition("\n")[0]
         types, parameters = types_of(function), inspect.signature(function).parameters
         seen = inspect.signature(read).parameters
         assert [*seen] == [name for name in parameters if name not in PYTHON], target

@@ -9,14 +9,7 @@ they are loaded."""
 MODE_METHODS: Final = {"gcd": "simgcd", "ncd": "ncl"}
 """The method of a discovery's last stage, by its mode."""
 Protocol = Literal[
-    "quick",
-    "knn",
-    "linear",
-    "attentive",
-    "fewshot",
-    "retrieval",
-    "labelfree",
-    "full",
+    "quick", "knn", "linear", "attentive", "fewshot", "retrieval", "labelfree", "full"
 ]
 """What `nearkin evaluate` measures; `nearkin.evaluation.protocols` has how."""
 FULL: Final = "full"

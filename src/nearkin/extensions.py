@@ -10,12 +10,14 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
 from typing import Any, Final
 
 from nearkin.errors import UsageError
+from nearkin.files import sha256
 from nearkin.places import user_path
 from nearkin.schema import suggestion
 
@@ -37,18 +39,10 @@ def names_code(text: str) -> bool:
 
 
 def check_trusted(named: Mapping[str, object], file: Path, trust_remote_code: bool) -> None:
-    """Refuse names that stand in a file and would run code, unless that code is trusted.
+    """Refuse names that stand in a file, by setting, and would run code, unless it is trusted.
 
     The command line and Python may name any code. A file, which others may have written, may name
     parts of nearkin and of its libraries.
-
-    Args:
-        named: What the file says, by setting; only text can be a name.
-        file: Where it stands.
-        trust_remote_code: Whether all that the file names may be run.
-
-    Raises:
-        UsageError: If a name is a reference to an object.
     """
     for setting, name in named.items():
         if trust_remote_code or setting in ("known", "device") or not isinstance(name, str):
@@ -92,9 +86,7 @@ def load_reference(reference: str, kind: str) -> Any:
     """Import the object that a reference names."""
     if reference in _PASSED:
         return _PASSED[reference]
-    match = REFERENCE.fullmatch(reference)
-    assert match is not None
-    home, name = match["home"], match["name"]
+    home, _, name = reference.rpartition(":")
     where = f"{kind} {reference}"
     if home == "__main__" or "<" in name:
         main: Any = sys.modules["__main__"]
@@ -163,10 +155,9 @@ def source_of(thing: Any) -> dict[str, str]:
     """The file of an object from outside of the package and its SHA-256; {} if it has none."""
     if str(getattr(thing, "__module__", "")).partition(".")[0] == "nearkin":
         return {}
-    try:
+    file = None
+    with suppress(TypeError, OSError):
         file = inspect.getsourcefile(thing)
-    except (TypeError, OSError):
-        return {}
     if file is None or not Path(file).is_file():  # a notebook, or typed by hand
         return {}
-    return {"file": file, "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
+    return {"file": file, "sha256": sha256(Path(file))}

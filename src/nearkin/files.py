@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import zipfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
@@ -24,43 +24,31 @@ def sha256(path: Path) -> str:
 
 
 def check_unpacked(file: Any, most: int) -> None:
-    """Raise an error of any kind for a zip that is damaged, or unpacks to more bytes than `most`.
-
-    Its list of contents tells: what unpacks to more than is stated there is not read further.
-    """
+    """Raise some error for a zip that is damaged, or unpacks to more bytes than `most`."""
     with zipfile.ZipFile(file) as packed:
         unpacked = sum(member.file_size for member in packed.infolist())
     if 0 < most < unpacked:
         raise ValueError(f"it unpacks to {unpacked / 1e6:,.0f} MB, and {most / 1e6:,.0f} are free")
 
 
-def read_arrays(file: Any, most: int, names: Collection[str] = ()) -> dict[str, Any]:
-    """Read arrays of an .npz; nothing is unpickled, and a small file stays small.
+def read_arrays(file: Any, most: int) -> dict[str, Any]:
+    """Read the arrays of an .npz; nothing is unpickled.
 
-    Args:
-        file: The file.
-        most: Bytes that all arrays may take; 0 for any number.
-        names: Which are read; all if empty.
-
-    Raises:
-        Exception: Of many kinds if it is damaged, or unpacks to more.
+    Raises some error if it is damaged, or unpacks to more than `most` bytes; 0 for any number.
     """
     import numpy as np  # here, so that the command line starts without it
 
     check_unpacked(file, most)
     file.seek(0)
     with np.load(file, allow_pickle=False) as stored:
-        return {name: stored[name] for name in stored.files if not names or name in names}
+        return {name: stored[name] for name in stored.files}
 
 
 @contextlib.contextmanager
 def usable(path: Path, remedy: str) -> Iterator[None]:
-    """Turn any error in a `with` block that reads a file of a run into one line.
+    """Turn any error in a `with` block that reads a file of a run into a CheckpointError.
 
-    The file may be damaged, or of somebody else.
-
-    Raises:
-        CheckpointError: With the reason, and `remedy`, which says what to do.
+    Its message has the reason, and `remedy`, which says what to do.
     """
     try:
         yield
@@ -71,11 +59,7 @@ def usable(path: Path, remedy: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: Path, remedy: str = "choose another -o") -> Iterator[None]:
-    """Turn an operating system's error in a `with` block that writes a file into one line.
-
-    Raises:
-        OutputError: With the reason, and `remedy`, which says what to do.
-    """
+    """Turn the system's error in a `with` block that writes a file into an OutputError."""
     try:
         yield
     except OSError as error:
@@ -93,12 +77,9 @@ def creating(path: Path) -> Iterator[None]:
 def check_new(
     path: Path, *, overwrite: bool, reads: Iterable[Any] = (), is_file: bool = True
 ) -> None:
-    """Refuse to replace a file or a folder unasked, and ever one that is read.
+    """Refuse to replace a file or a folder unasked, and ever one of `reads`, if these are paths.
 
-    Raises:
-        OutputError: If there is one, if a file would replace a folder, or if nothing can be
-            written there. The folder that it is to be in may be missing: `creating` makes it.
-        UsageError: If it is one of `reads`, of which only paths count.
+    The folder that it is to be in may be missing: `creating` makes it.
     """
     named = [Path(read) for read in reads if isinstance(read, str | os.PathLike)]
     if path.resolve() in [read.resolve() for read in named]:
@@ -111,14 +92,8 @@ def check_new(
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that cannot be made, whose folders may be missing, before it is written.
-
-    This is tried, since permissions do not tell of read-only disks, by a file without a name.
-
-    Raises:
-        OutputError: With the reason.
-    """
-    with writing(path):
+    """Refuse a path that cannot be made, whose folders may be missing, before it is written."""
+    with writing(path):  # tried by a file without a name: permissions tell of no read-only disk
         TemporaryFile(dir=next(filter(os.path.lexists, path.absolute().parents))).close()
 
 
@@ -126,11 +101,8 @@ def check_writable(path: Path) -> None:
 def whole(path: Path, *, lasting: bool = True) -> Iterator[Path]:
     """Yield a temporary name to write a file under, then rename it: an atomic write.
 
-    The bytes reach the disk before the name does, if it is to be `lasting`; this takes long, so
-    many files that can be written again do without.
-
-    Raises:
-        OSError: If that fails. The old file is still there, and no temporary one.
+    If that fails, the old file is still there, and no temporary one. The bytes reach the disk
+    before the name does, if it is to be `lasting`; many files that can be written again are not.
     """
     # Not the process id: two machines that share a disk may have the same.
     partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")

@@ -109,13 +109,12 @@ class Method(nn.Module, ABC, Generic[Memo]):
         """Return the loss, and the memo for `commit`, from this process's share of a batch."""
         _check_batch(self, batch)
         encoded = tuple(self.encode(batch))
-        teacher = batch.teacher or ()
-        index, label, *others = gather_all([batch.index, batch.label, *teacher, *encoded])
-        taught = None if batch.teacher is None else tuple(others[: len(teacher)])
-        whole = Batch((), index, label, taught)
+        index, label, *others = gather_all([batch.index, batch.label, *batch.teacher, *encoded])
+        taught = len(batch.teacher)
+        whole = Batch((), index, label, tuple(others[:taught]))
         compute = full_precision(lambda *encoded: self.compute_loss(encoded, whole, progress))
         with dividing_rows(mean_over_rows):
-            return compute(*others[len(teacher) :])
+            return compute(*others[taught:])
 
     def encode(self, batch: Batch, /) -> Sequence[Tensor]:
         """Run the networks on the views; return tensors with one row per image.
@@ -151,7 +150,7 @@ def _check_batch(method: Method[Any], batch: Batch) -> None:
     needed, actual = len(method.views), len(batch.views)
     if actual < needed or (actual > needed and not method.more_views):
         raise ValueError(f"{type(method).__name__} takes {needed} views, the batch has {actual}")
-    taught = 0 if batch.teacher is None else len(batch.teacher)
+    taught = len(batch.teacher)
     if method.uses_teacher and taught != actual:
         raise ValueError(
             f"{type(method).__name__} takes a teacher's features of {actual} views, the batch "
@@ -159,7 +158,7 @@ def _check_batch(method: Method[Any], batch: Batch) -> None:
         )
     shapes = [tuple(view.shape) for view in batch.views]
     rows = {len(batch.index), len(batch.label), *(shape[0] for shape in shapes)}
-    rows |= {len(features) for features in batch.teacher or ()}
+    rows |= {len(features) for features in batch.teacher}
     if len(rows) > 1 or any(len(shape) != 4 for shape in shapes):
         raise ValueError(
             f"the batch has {len(batch.index)} indices, {len(batch.label)} labels and views "

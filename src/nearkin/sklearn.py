@@ -4,7 +4,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +41,6 @@ class _ImagesError(DataError, ValueError):
 
 @contextmanager
 def _as_value_error() -> Iterator[None]:
-    """Let images that cannot be used be a `ValueError`, too."""
     try:
         yield
     except DataError as error:
@@ -88,6 +87,20 @@ class _ImageEncoder(
         return tags
 
 
+@contextmanager
+def _arguments(estimator: Any) -> Iterator[dict[str, Any]]:
+    """The arguments of a run of either kind, whose folder is removed unless `output` names one."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield dict(
+            epochs=estimator.epochs,
+            device=estimator.device,
+            output=estimator.output or Path(folder) / "run",
+            seed=int(check_random_state(estimator.random_state).randint(2**31 - 1)),
+            **{"val": 0.0, "report": False, **(estimator.settings or {})},
+        )
+
+
+@dataclass(repr=False, eq=False)
 class SelfSupervisedEncoder(_ImageEncoder):
     """Trains an encoder on images without labels, and turns images into its features.
 
@@ -118,30 +131,17 @@ class SelfSupervisedEncoder(_ImageEncoder):
         n_features_in_: Numbers of an image; 1 for paths.
     """
 
-    def __init__(
-        self,
-        method: str | type[Method[Any]] = "simclr",
-        *,
-        backbone: str | nn.Module = "auto",
-        image_shape: Sequence[int] | None = None,
-        epochs: int | Auto = "auto",
-        batch_size: int | Auto = "auto",
-        options: Mapping[str, Value] | None = None,
-        settings: Mapping[str, Any] | None = None,
-        output: str | Path | None = None,
-        device: str = "auto",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.method = method
-        self.backbone = backbone
-        self.image_shape = image_shape
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.options = options
-        self.settings = settings
-        self.output = output
-        self.device = device
-        self.random_state = random_state
+    method: str | type[Method[Any]] = "simclr"
+    _: KW_ONLY
+    backbone: str | nn.Module = "auto"
+    image_shape: Sequence[int] | None = None
+    epochs: int | Auto = "auto"
+    batch_size: int | Auto = "auto"
+    options: Mapping[str, Value] | None = None
+    settings: Mapping[str, Any] | None = None
+    output: str | Path | None = None
+    device: str = "auto"
+    random_state: int | np.random.RandomState | None = None
 
     @_as_value_error()
     def fit(self, X: Any, y: Any = None) -> "SelfSupervisedEncoder":
@@ -154,23 +154,20 @@ class SelfSupervisedEncoder(_ImageEncoder):
         del y
         data = checked_images(self, X, fitting=True)
         own = self.backbone if isinstance(self.backbone, nn.Module) else None
-        with tempfile.TemporaryDirectory() as folder:
+        with _arguments(self) as arguments:
             run = train(
                 data,
                 method=self.method,
                 backbone=self.backbone,
-                epochs=self.epochs,
                 batch_size=self.batch_size,
                 options=self.options,
-                device=self.device,
-                output=self.output or Path(folder) / "run",
-                seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
-                **{"val": 0.0, "report": False, **(self.settings or {})},
+                **arguments,
             )
             self.encoder_ = load(run.path, backbone=own, trust_remote_code=True)  # its own run
         return self
 
 
+@dataclass(repr=False, eq=False)
 class PretrainedEncoder(_ImageEncoder):
     """Turns images into the features of an encoder as it is.
 
@@ -188,16 +185,10 @@ class PretrainedEncoder(_ImageEncoder):
         n_features_in_: Numbers of an image; 1 for paths.
     """
 
-    def __init__(
-        self,
-        encoder: EncoderLike = "dinov2-small",
-        *,
-        image_shape: Sequence[int] | None = None,
-        device: str = "auto",
-    ) -> None:
-        self.encoder = encoder
-        self.image_shape = image_shape
-        self.device = device
+    encoder: EncoderLike = "dinov2-small"
+    _: KW_ONLY
+    image_shape: Sequence[int] | None = None
+    device: str = "auto"
 
     @_as_value_error()
     def fit(self, X: Any, y: Any = None) -> "PretrainedEncoder":
@@ -215,6 +206,7 @@ class PretrainedEncoder(_ImageEncoder):
         return self
 
 
+@dataclass(repr=False, eq=False)
 class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
     """Finds novel classes among images of which some have a label, as `nearkin.discover` does.
 
@@ -243,28 +235,16 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         n_features_in_: Numbers of an image; 1 for paths.
     """
 
-    def __init__(
-        self,
-        num_novel_classes: int | Auto = "auto",
-        *,
-        encoder: EncoderLike = "auto",
-        mode: Literal["gcd", "ncd"] = "gcd",
-        image_shape: Sequence[int] | None = None,
-        epochs: int | Auto = "auto",
-        settings: Mapping[str, Any] | None = None,
-        output: str | Path | None = None,
-        device: str = "auto",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.num_novel_classes = num_novel_classes
-        self.encoder = encoder
-        self.mode = mode
-        self.image_shape = image_shape
-        self.epochs = epochs
-        self.settings = settings
-        self.output = output
-        self.device = device
-        self.random_state = random_state
+    num_novel_classes: int | Auto = "auto"
+    _: KW_ONLY
+    encoder: EncoderLike = "auto"
+    mode: Literal["gcd", "ncd"] = "gcd"
+    image_shape: Sequence[int] | None = None
+    epochs: int | Auto = "auto"
+    settings: Mapping[str, Any] | None = None
+    output: str | Path | None = None
+    device: str = "auto"
+    random_state: int | np.random.RandomState | None = None
 
     @_as_value_error()
     def fit(self, X: Any, y: Any) -> "NovelClassDiscovery":
@@ -285,18 +265,14 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         names = [name_of[label] for label in y.tolist()]
         data = replace(images, labels=names) if isinstance(images, ImageList) else (images, names)
         _refuse(X, open_images(images).reasons)
-        with tempfile.TemporaryDirectory() as folder:
+        with _arguments(self) as arguments:
             run = discover(
                 data,
                 known=known,
                 classes=self.num_novel_classes,
                 mode=self.mode,
                 encoder=self.encoder,
-                epochs=self.epochs,
-                device=self.device,
-                output=self.output or Path(folder) / "run",
-                seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
-                **{"val": 0.0, "report": False, **(self.settings or {})},
+                **arguments,
             )
             self.classifier_ = read_classifier(run.folder.classifier)
             self.encoder_ = self.classifier_.encoder(load(run, trust_remote_code=True))
@@ -327,10 +303,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
 
 
 def _class_names(labels: Sequence[Any]) -> list[str]:
-    """Return the names by which a run knows these labels, or refuse what it would read otherwise.
-
-    It reads labels as those of a table: 0.0 is the class 0, and "a " is the class a.
-    """
+    """Return these labels as a run reads them: 0.0 is the class 0, and "a " is the class a."""
     read, _ = class_of({str(row): Row.of(label) for row, label in enumerate(labels)})
     names = [composed(name) for name in read.values()]
     times = Counter(names)
@@ -350,10 +323,7 @@ def _with_novel(labels: Sequence[Any], novel: Sequence[str]) -> Any:
 
 
 def checked_images(estimator: Any, X: Any, *, fitting: bool) -> Any:
-    """Return images as `nearkin.train` takes them, checked as scikit-learn does.
-
-    While fitting, `n_features_in_` and `range_` of the estimator are set.
-    """
+    """Return images as `nearkin.train` takes them; `fit` sets `n_features_in_` and `range_`."""
     if are_paths(X):
         if fitting:
             estimator.n_features_in_, estimator.range_ = 1, None

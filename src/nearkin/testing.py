@@ -121,7 +121,7 @@ class _Subject:
         )
         return self.cls(Backbone(body, 48), **self.options)
 
-    def batch(self, step: int, label: Tensor | None = None) -> Batch:
+    def batch(self, step: int) -> Batch:
         """Return a batch that depends on the step alone."""
         generator = torch.Generator().manual_seed(step)
         index = torch.randperm(NUM_IMAGES, generator=generator)[:BATCH]
@@ -132,11 +132,10 @@ class _Subject:
             side = max(2, round(share * SIDE))
             noise = torch.randn(BATCH, 3, side, side, generator=generator)
             views.append(images[index, :, :side, :side] + 0.3 * noise)
-        if label is None:
-            label = torch.full_like(index, UNLABELED)
-            if self.cls.uses_labels:  # a half of the classes is known
-                label = torch.where(index % 6 < NUM_CLASSES, index % 6, UNLABELED)
-        teacher = tuple(map(_taught, views)) if self.cls.uses_teacher else None
+        label = torch.full_like(index, UNLABELED)
+        if self.cls.uses_labels:  # a half of the classes is known
+            label = torch.where(index % 6 < NUM_CLASSES, index % 6, UNLABELED)
+        teacher = tuple(map(_taught, views)) if self.cls.uses_teacher else ()
         return Batch(tuple(views), index, label, teacher)
 
     def forward(self, method: Method[Any], batch: Batch | None = None) -> Step[Any]:
@@ -323,11 +322,10 @@ def _resuming(subject: _Subject) -> Problems:
     second = subject.build(seed=7)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     resumed, _ = subject.train(second, start=3, momenta=momenta)
-    if resumed != losses[3:]:
-        place = next(n for n, (a, b) in enumerate(zip(resumed, losses[3:], strict=True)) if a != b)
-        losses_differ = f"{resumed[place]:.9g}, not {losses[3 + place]:.9g}"
-        where = f"it has another loss in step {4 + place}: {losses_differ}"
-        yield MEMORY, f"resumed from its state_dict after step 3, {where}"
+    for step, (loss, own) in enumerate(zip(resumed, losses[3:], strict=True), start=4):
+        if loss != own:
+            where = f"it has another loss in step {step}: {loss:.9g}, not {own:.9g}"
+            yield MEMORY, f"resumed from its state_dict after step 3, {where}"
     if changed := _changed(second.state_dict(), whole.state_dict()):
         yield MEMORY, f"resumed from its state_dict, it ends with another {changed}"
 
@@ -342,7 +340,8 @@ def _labels(subject: _Subject) -> Problems:
     for classes in (2, 3):
 
         def labeled(step: int, classes: int = classes) -> Batch:
-            return subject.batch(step, subject.batch(step).index % classes)
+            batch = subject.batch(step)
+            return replace(batch, label=batch.index % classes)
 
         method = subject.build()
         subject.train(method, until=3, batches=labeled)

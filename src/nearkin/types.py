@@ -37,7 +37,7 @@ class Batch:
     """Position of each image in its data set."""
     label: Int[Tensor, " batch"]
     """Class of each image, or `UNLABELED`."""
-    teacher: tuple[Float[Tensor, "batch _"], ...] | None = None
+    teacher: tuple[Float[Tensor, "batch _"], ...] = ()
     """A teacher's features of each view, unit vectors, for a method that learns from one."""
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -50,7 +50,7 @@ class Batch:
             tuple(map(function, self.views)),
             function(self.index),
             function(self.label),
-            None if self.teacher is None else tuple(map(function, self.teacher)),
+            tuple(map(function, self.teacher)),
         )
 
 

@@ -43,7 +43,7 @@ def settings_of(function: Callable[..., Any]) -> type[RunConfig] | None:
 def parameters_of(function: Callable[..., Any], *, everything: bool) -> list[Argument]:
     """The parameters of a command, words before options."""
     kind, hints = settings_of(function), types_of(function)
-    own = [*_own(function, hints, kind, everything)]
+    own = [*_own(function, kind, everything)]
     words = [each for each in own if each.kind is not Argument.KEYWORD_ONLY]
     options = [each for each in own if each.kind is Argument.KEYWORD_ONLY]
     options.append(_flag("json", "Print the result as JSON."))
@@ -51,8 +51,7 @@ def parameters_of(function: Callable[..., Any], *, everything: bool) -> list[Arg
         options.append(_flag("quiet", "Show no progress."))
     if kind is None:
         return [*words, *options]
-    shown = Parameter(name=NAMES["config_file"], help=CONFIG_FILE, group=PANELS["Data"])
-    file = _optional("config_file", Annotated[Path | None, shown])
+    file = _option("config_file", Path | None, None, CONFIG_FILE, PANELS["Data"])
     settings = [*_settings(kind, {*hints}, everything), file, *options]
     if "options" in kind.__dataclass_fields__:  # of the method, by names that are its own
         any_option = Annotated[Any, Parameter(show=False)]
@@ -61,34 +60,32 @@ def parameters_of(function: Callable[..., Any], *, everything: bool) -> list[Arg
 
 
 def _own(
-    function: Callable[..., Any],
-    hints: Mapping[str, Any],
-    kind: type[RunConfig] | None,
-    everything: bool,
+    function: Callable[..., Any], kind: type[RunConfig] | None, everything: bool
 ) -> Iterator[Argument]:
     """The parameters that a function declares."""
-    docs = parameter_docs(function)
+    hints, docs = types_of(function), parameter_docs(function)
     for each in signature(function).parameters.values():
-        if each.name in GIVEN:
+        name, default = each.name, each.default
+        if name in GIVEN:
             continue
-        name, annotation = each.name, _typed(hints[each.name])
-        if each.kind is Argument.POSITIONAL_OR_KEYWORD:
-            shown = Parameter(help=docs[name])
-            if is_list(hints[name]):
-                yield Argument(name, Argument.VAR_POSITIONAL, annotation=Annotated[str, shown])
-            else:  # a file of settings may have what a command with settings is not given
-                default, annotation = (None, str | None) if kind else (each.default, annotation)
-                yield _optional(name, Annotated[annotation, shown], default, word=True)
-            continue
-        shown = Parameter(
-            name=_name(name),
-            help=docs[name],
-            negative="" if each.default is False else None,
-            show=everything or name not in RARE,
-            show_default=as_typed if each.default not in (None, False, "") else False,
-            group=OUTPUT if kind else OPTIONS,
-        )
-        yield _optional(name, Annotated[annotation, shown], each.default)
+        if each.kind is Argument.KEYWORD_ONLY:
+            yield _option(
+                name,
+                _typed(hints[name]),
+                default,
+                docs[name],
+                OUTPUT if kind else OPTIONS,
+                negative="" if default is False else None,
+                show=everything or name not in RARE,
+                show_default=as_typed if default not in (None, False, "") else False,
+            )
+        elif is_list(hints[name]):
+            words: Any = Annotated[str, Parameter(help=docs[name])]
+            yield Argument(name, Argument.VAR_POSITIONAL, annotation=words)
+        else:  # a file of settings may have what a command with settings is not given
+            default, typed = (None, str | None) if kind else (default, _typed(hints[name]))
+            word: Any = Annotated[typed, Parameter(help=docs[name])]
+            yield Argument(name, Argument.POSITIONAL_ONLY, default=default, annotation=word)
 
 
 def _settings(kind: type[RunConfig], taken: set[str], everything: bool) -> Iterator[Argument]:
@@ -98,30 +95,27 @@ def _settings(kind: type[RunConfig], taken: set[str], everything: bool) -> Itera
     for title, names in GROUPS.items():
         for name in sorted(default.keys() & {*names} - taken, key=names.index):
             limits = _limits(hints[name])
-            shown = Parameter(
-                name=_name(name),
-                group=PANELS[title],
-                help=docs[name] + limits,
+            yield _option(
+                name,
+                _typed(hints[name]),
+                default[name],
+                docs[name] + limits,
+                PANELS[title],
                 show=everything or name in COMMON,
                 show_default=as_typed if default[name] not in ("", ()) else False,
                 show_choices=not limits,
                 negative="" if getattr(kind, name, None) is False else None,  # not of `report`
             )
-            yield _optional(name, Annotated[_typed(hints[name]), shown], default[name])
 
 
-def _optional(name: str, annotation: Any, default: Any = None, *, word: bool = False) -> Argument:
-    kind = Argument.POSITIONAL_ONLY if word else Argument.KEYWORD_ONLY
-    return Argument(name, kind, default=default, annotation=annotation)
+def _option(name: str, kind: Any, default: Any, text: str, group: Group, **shown: Any) -> Argument:
+    called = NAMES.get(name, option(name))
+    annotation: Any = Annotated[kind, Parameter(name=called, help=text, group=group, **shown)]
+    return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _flag(name: str, text: str) -> Argument:
-    shown = Parameter(name=_name(name), help=text, negative="", show_default=False, group=OUTPUT)
-    return _optional(name, Annotated[bool, shown], False)
-
-
-def _name(name: str) -> str | tuple[str, ...]:
-    return NAMES.get(name, option(name))
+    return _option(name, bool, False, text, OUTPUT, negative="", show_default=False)
 
 
 def _typed(kind: Any) -> Any:

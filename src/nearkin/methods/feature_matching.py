@@ -61,6 +61,5 @@ class FeatureMatching(Method[None]):
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
-        assert batch.teacher is not None
         (student,), (teacher,) = encoded, batch.teacher
         return Step(alignment(unit(student), teacher), memo=None)

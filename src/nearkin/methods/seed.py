@@ -70,7 +70,6 @@ class SEED(Method[KeyUpdate]):
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
-        assert batch.teacher is not None
         (student,), (teacher,) = encoded, batch.teacher
         loss = relational_distillation(
             unit(student), teacher, self.queue.keys, self.temperature, self.teacher_temperature

@@ -31,7 +31,7 @@ from nearkin.run.options import (
     kinds_of_views,
     method_options,
 )
-from nearkin.schema import BatchGroups, MemorySize, as_typed, option
+from nearkin.schema import MemorySize, as_typed, option
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)  # Sides of views of photographs in pixels, for `auto`
 # The largest of these by device; on a CPU 64 px got further than 96 (docs/lab.md).
@@ -67,12 +67,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainConfig:
-    """Replace every `auto`, and the method's data-dependent sizes among them.
-
-    Raises:
-        UsageError: If an explicit setting does not fit the method or the data.
-        DataError: If there are too few images to train on.
-    """
+    """Replace every `auto`, the method's data-dependent sizes among them, or refuse a setting."""
     if len(images) < 2:
         raise DataError(f"{len(images)} image to train on; contrast needs 2 or more")
     check_teacher(config)
@@ -137,16 +132,12 @@ def _chosen(config: TrainConfig, **automatic: Callable[[], Any]) -> TrainConfig:
 
 
 def _planned(config: TrainConfig, chosen: Defaults, device: torch.device) -> TrainConfig:
-    """Replace `auto` of `--epochs`, where no time is given.
-
-    On a GPU it is the length of the paper's main result, elsewhere the epochs that fit into
-    `AUTO_TIME`, which is a time to be measured yet.
-    """
+    """Replace `auto` of `--epochs`, where no time is given."""
     if config.epochs != "auto" or config.max_time:
         return config
-    if device.type == "cuda":
+    if device.type == "cuda":  # as long as the paper's main result
         return replace(config, epochs=chosen.epochs)
-    return replace(config, epochs=MOST_EPOCHS, max_time=AUTO_TIME)
+    return replace(config, epochs=MOST_EPOCHS, max_time=AUTO_TIME)  # whose steps are timed later
 
 
 def with_length(
@@ -206,10 +197,7 @@ def check_batch(batch: int, num_images: int, processes: int) -> None:
 
 
 def check_view_memory(config: TrainConfig, images: Images, processes: int) -> None:
-    """Refuse more views of a resolved configuration than the memory has room for.
-
-    By their pixels alone; what networks keep of them is not known before the first step.
-    """
+    """Refuse more views of a resolved configuration than the memory has room for, as pixels."""
     side, rows, free = max(view_sides(config)), int(config.batch_size) // processes, free_memory()
     large = 4 * rows * images.num_channels * side**2  # bytes of one view in float32
     most = int(2 + (free / large - 2) / REDUCED**2)
@@ -267,18 +255,14 @@ def backbone_for(size: int, device: torch.device) -> str:
     """The network that gets furthest on such images in the time people have."""
     if size <= 16:
         return "tiny"
-    if device.type == "cpu":
-        return "small"
-    return "resnet18"
+    return "small" if device.type == "cpu" else "resnet18"
 
 
 def usable_optimizer(
     chosen: Defaults, config: TrainConfig
 ) -> Literal["sgd", "lars", "adamw", "muon"]:
-    """The method's optimizer, or AdamW where Muon cannot be used, or was not measured.
-
-    Muon needs whole matrices, which --fsdp divides. Continued trainings were measured with AdamW.
-    """
+    """The method's optimizer, or AdamW where Muon cannot be used, or was not measured."""
+    # --fsdp divides the matrices. Continued trainings were measured with AdamW.
     left = config.fsdp or config.encoder
     return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
 
@@ -289,13 +273,10 @@ def anchor_weight(config: TrainConfig) -> float:
 
 
 def teacher_views_for(config: TrainConfig) -> int:
-    """Epochs of different views: a tenth of all, so that the teacher's share of the time is small.
-
-    With --max-time the number of epochs is measured after the teacher has done its part.
-    """
+    """Epochs of different views: a tenth of all, as the teacher's features of views take long."""
     if not method_class(config.method).uses_teacher:
         return 0
-    if config.max_time:
+    if config.max_time:  # the number of epochs is measured after the teacher has done its part
         return FEW_VIEWS
     epochs = int(config.epochs)
     return min(epochs, max(FEW_VIEWS, epochs // 10))
@@ -309,18 +290,13 @@ def precision_of(device: torch.device) -> Literal["fp32", "bf16"]:
 def describe(config: TrainConfig) -> str:
     """The recipe in one line."""
     options = ", ".join(f"{name} {value}" for name, value in config.options.items())
-    views = config.augment
-    resized = (
-        f"views of {as_typed(config.view_sizes)} px, "
-        if view_sides(config) != [config.image_size]
-        else ""
-    )
+    views, sides = config.augment, view_sides(config)
+    resized = f"views of {as_typed(sides)} px, " if sides != [config.image_size] else ""
     augmentation = views if isinstance(views, str) else f"of {len(views)} views of your own"
     return (
         f"recipe {label(config.method)} ({options}), {config.backbone}, {config.image_size} px, "
-        f"{resized}"
-        f"augmentation {augmentation}, batch {config.batch_size} (global), {config.optimizer} "
-        f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, "
+        f"{resized}augmentation {augmentation}, batch {config.batch_size} (global), "
+        f"{config.optimizer} lr {config.lr:.4g}, weight decay {config.weight_decay:g}, "
         f"{count(int(config.epochs), 'epoch')}, {config.precision}; all of it in config.toml"
     )
 
@@ -352,12 +328,10 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
                 f"{num_images} images"
             )
         if config.options[key] < usual[key] and config.options[key] == fitted[key]:
-            why = "at most half of the images"
-            if isinstance(mark, BatchGroups) and config.chunk_size:
+            why = f"equal parts of the batch, of {USUAL_GROUP} images or more, for all processes"
+            if isinstance(mark, MemorySize):
+                why = "at most half of the images"
+            elif config.chunk_size:
                 why = "one for each chunk of the batch"
-            elif isinstance(mark, BatchGroups):
-                why = (
-                    f"equal parts of the batch, of {USUAL_GROUP} images or more, for all processes"
-                )
             lines.append(f"note   {option(key)} {config.options[key]} for {usual[key]}: {why}")
     return lines

@@ -42,9 +42,8 @@ def copy_to(
     """Write a copy of each image into the folder of its class; return the number of copies.
 
     Encoded images keep their bytes, pixels become a PNG or, if they are not RGB of 8 bits, a
-    .npy. The folders that an image was in become a part of its name. Unreadable images are left
-    out. `data` are the folders of the images, which must not hold the copies. Copying that has
-    `begun` before goes on: each file is written whole or not at all, and none is replaced.
+    .npy. Unreadable images are left out. `data` are the folders of the images, which must not hold
+    the copies. Copying that has `begun` before goes on: no file is replaced.
     """
     if not begun:
         check_destination(folder, data)
@@ -56,7 +55,7 @@ def copy_to(
         for name, rows_of_class in zip(file_names(members), members.values(), strict=True):
             (folder / name).mkdir(parents=True, exist_ok=begun)
             remove_partial(folder / name)
-            copies = file_names(_names(images, rows_of_class))
+            copies = file_names(_name(images, row) for row in rows_of_class)
             for row, copy in zip(rows_of_class, copies, strict=True):
                 count += _copy(images, row, folder / name / copy)
     except OSError as error:
@@ -125,14 +124,11 @@ def _is_safe(character: str) -> bool:
     return character not in FORBIDDEN and (character.isprintable() or character in JOINERS)
 
 
-def _names(images: Images, rows: Iterable[int]) -> list[str]:
-    suffix = ".npy" if images.channels else ".png"
-    return [images.names[row] + suffix * _is_pixels(images, row) for row in rows]
-
-
-def _is_pixels(images: Images, row: int) -> bool:
-    """Whether an image is no file of its own: an array, or a region of another image."""
-    return images.formats[row].startswith("array") or images.source.region(row) is not None
+def _name(images: Images, row: int) -> str:
+    """The name of an image, with an extension if it is an array, or a region of another image."""
+    if not images.formats[row].startswith("array") and images.source.region(row) is None:
+        return images.names[row]
+    return images.names[row] + (".npy" if images.channels else ".png")
 
 
 def _copy(images: Images, row: int, path: Path) -> bool:

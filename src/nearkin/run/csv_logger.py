@@ -18,11 +18,7 @@ class CSVLogger:
     """
 
     def __init__(self, path: Path, columns: Sequence[str], upto: int) -> None:
-        """Open the file, without the rows after step `upto`.
-
-        Raises:
-            CheckpointError: If what is there are not rows of these columns.
-        """
+        """Open the file, which holds rows of these columns, without those after step `upto`."""
         self.path = path
         self.columns = tuple(columns)
         with usable(path, "put back a copy or remove it; the training itself needs none of it"):
@@ -53,11 +49,7 @@ class CSVLogger:
         self._waiting.append(",".join(cells) + "\n")
 
     def flush(self) -> None:
-        """Bring all rows to the disk, so that no checkpoint is newer than its rows.
-
-        Raises:
-            ResourceError: If they cannot be written. The next call tries again.
-        """
+        """Bring all rows to the disk, so that no checkpoint is newer; if not, call it again."""
         try:
             with self.path.open("r+b") as file:
                 file.seek(self._size)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -41,9 +41,7 @@ from nearkin.text import as_text
 from nearkin.version import __version__
 
 NAMED: Final = 10  # Unreadable images that an error names
-COLUMNS: Final = ("path", "bytes", "content", "split")
-"""Of images.csv. `content` is the `content_id` of an image; `split`, train or test."""
-IGNORED: Final = "ignore"  # One more: what the column of `--ignore` says of the image
+IGNORED: Final = "ignore"  # A column of images.csv: what that of `--ignore` says of the image
 HELD_OUT: Final = {"train": False, "test": True}
 Values = Shaped[np.ndarray, " images"]
 """What a column says of each image, as text; '' for nothing."""
@@ -94,9 +92,7 @@ def note_undecodable(
     log: Reporter,
     max_bad: float = 1.0,
 ) -> list[Note]:
-    """List the images that turned out unreadable when they were decoded, and log their number.
-
-    `undecodable` is the reason of each, by name. Returns the note on them.
+    """List the images that could not be decoded, with the reason by name, and log a note on them.
 
     Raises:
         DataError: If more than `max_bad` of all images cannot be read, naming some of them.
@@ -126,20 +122,14 @@ def open_split(
 def open_logged(
     folder: RunFolder, data: Any, config: TrainConfig | EmbedConfig, log: Reporter, *, resume: bool
 ) -> Split:
-    """Open the data of a run and hold images out; log what they are.
-
-    If `resume`, images stay on the side on which the run has noted them.
-    """
+    """Open the data of a run and hold images out, as it has noted if it goes on; log them."""
     on_open = partial(list_bad, folder)
     split = open_split(data, config, log.progress, on_open, folder if resume else None)
     if resume:
         split = replace(split, images=noted_channels(folder, split.images))
     warnings = duplicate_warnings(split.num_exact, "exact", split.images)
-    for line in (
-        split.describe(),
-        *lines(split.images.notes),
-        *(f"warning: {w}" for w in warnings),
-    ):
+    notes = lines(split.images.notes)
+    for line in (split.describe(), *notes, *(f"warning: {each}" for each in warnings)):
         log.info(line)
     return split
 
@@ -165,13 +155,7 @@ def _noted(folder: RunFolder) -> tuple[str, dict[str, str], Channels | None]:
 
 
 def ignored_values(data: Any, config: TrainConfig, split: Split) -> Values | None:
-    """Return what the column that a training is to ignore says of each image; None without one.
-
-    Raises:
-        UsageError: If there is no table, the images to train on have one value, or no value fills
-            a batch of the resolved configuration.
-        DataError: If the table has no such column.
-    """
+    """Return what the column that a training is to ignore says of each image; None without one."""
     if not config.ignore:
         return None
     values = column_of(config.ignore, split.images, config.labels, data)
@@ -203,7 +187,7 @@ def note_column(folder: RunFolder, column: str, images: Images, values: Values) 
 
 
 def noted_column(folder: RunFolder, column: str) -> dict[str, str]:
-    """Return what `note_column` has noted, by path; empty if that was another column, or none."""
+    """Return what `note_column` has noted, by path; empty if that was another column."""
     if not folder.column.exists():
         return {}
     with usable(folder.column, "remove it; `nearkin evaluate --ignore` writes it anew"):
@@ -220,8 +204,8 @@ def note_data(
     """Note in a run folder which images it has and lacks, or refuse others than those noted there.
 
     `sources` are the files of the method and the backbone and their SHA-256, where they are the
-    user's own. Returns a warning for each that has changed since the run was started. `ignored` is
-    what the column to ignore says of each image, if there is one.
+    user's own; `ignored` is what the column to ignore says of each image, if there is one. Returns
+    a warning for each that has changed since the run was started.
 
     Raises:
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
@@ -230,8 +214,12 @@ def note_data(
     images = split.images
     if not folder.data.exists():
         ids = (f"{content:016x}" for content in images.contents.tolist())
-        sizes, parts = images.num_bytes.tolist(), split.splits.tolist()
-        columns = dict(zip(COLUMNS, (images.names, sizes, ids, parts), strict=True))
+        columns: dict[str, Iterable[object]] = {
+            "path": images.names,
+            "bytes": images.num_bytes.tolist(),
+            "content": ids,
+            "split": split.splits.tolist(),
+        }
         if ignored is not None:
             columns[IGNORED] = ignored.tolist()
         write_csv(folder.images, list(columns), zip(*columns.values(), strict=True))
@@ -265,19 +253,13 @@ def note_data(
 
 
 def changed_data(split: Split) -> str:
-    """Describe how the images differ from those of the split that is stored; '' if they do not.
-
-    Which came, went, changed or moved, with an example of each.
-    """
+    """Describe how the images differ from those of the split that is stored; '' if they do not."""
     stored, images = split.stored, split.images
     if stored is None:
         return ""
-    noted = (stored.names, stored.contents, stored.held_out)
-    now = (images.names, images.contents, split.held_out)
-    before, after = (
-        {name: (content, out) for name, content, out in zip(*each, strict=True)}
-        for each in (noted, now)
-    )
+    noted = zip(stored.names, stored.contents, stored.held_out, strict=True)
+    now = zip(images.names, images.contents, split.held_out, strict=True)
+    before, after = ({name: rest for name, *rest in each} for each in (noted, now))
     both = before.keys() & after.keys()
     kinds = {
         "added": after.keys() - before.keys(),
@@ -348,9 +330,6 @@ def hold_out(
     What `resumed` has noted stays as it is; of all other images, none is scored that a run was
     trained on which this one starts from. Where the data name a test part, the split of a run
     whose encoder was not trained there says nothing. A training on all images scores none.
-
-    Raises:
-        DataError: If the runs that this one starts from were trained on the whole test part.
     """
     named = has_test_split(images)
     runs = _origins(config) if named or config.val or not isinstance(config, TrainConfig) else []
@@ -374,11 +353,7 @@ def hold_out(
 
 
 def learnable(split: Split) -> Split:
-    """Return the same split, which has images to learn from.
-
-    Raises:
-        DataError: If the run of the encoder has held all of them out.
-    """
+    """Return the same split, which has images to learn from; or DataError."""
     if len(split.train_rows):
         return split
     raise DataError(
@@ -388,11 +363,7 @@ def learnable(split: Split) -> Split:
 
 
 def held_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> float:
-    """Return the share of the images to hold out: that of the encoder's run on the same data.
-
-    Raises:
-        UsageError: If the settings name another one.
-    """
+    """Return the share of the images to hold out: that of the encoder's run on the same data."""
     run = next(_named(config), None)
     if not (run and run.config.exists()):
         return _share(config)
@@ -429,21 +400,16 @@ def origin_of(encoder: str, passed: Collection[Path] = ()) -> Path | None:
     run = RunFolder(path.parent if path.is_file() else path)
     if not (encoder and run.data.exists()):  # other folders may have such files, too
         return None
-    if original := _copied(run, path):
-        if original in _ORIGINS:
-            return _ORIGINS[original]
-        gone = original.startswith(OBJECT) or (
-            Path(original).is_absolute() and not Path(original).exists()
-        )
-        if not gone and path not in passed:
-            return origin_of(original, {*passed, path})
+    setting, original = {run.start: "encoder", run.teacher: "teacher"}.get(path), ""
+    if setting and run.config.exists():
+        original = getattr(run.any_settings()[0], setting, "")
+    if original in _ORIGINS:
+        return _ORIGINS[original]
+    absolute = Path(original).is_absolute()
+    gone = original.startswith(OBJECT) or (absolute and not Path(original).exists())
+    if original and not gone and path not in passed:
+        return origin_of(original, {*passed, path})
     return run.path.resolve() if original or path in (run.path, run.encoder) else None
-
-
-def _copied(run: RunFolder, file: Path) -> str:
-    """Return the encoder that a file is the copy of which a run keeps; '' for other files."""
-    setting = {run.start: "encoder", run.teacher: "teacher"}.get(file)
-    return getattr(run.any_settings()[0], setting, "") if setting and run.config.exists() else ""
 
 
 def note_origin(encoder: str, run: Path | None) -> None:
@@ -467,10 +433,7 @@ def runs_of(encoder: str) -> list[RunFolder]:
 
 
 def trained_on(encoder: str, images: Images) -> Bool[np.ndarray, " images"] | None:
-    """Return which images the run of an encoder was trained on, or one that it started from.
-
-    None where no run of it is known.
-    """
+    """Return which images a run of an encoder was trained on; None where no run is known."""
     if not (known := runs_of(encoder)):
         return None
     runs = (run for run in known if not run.is_frozen)
@@ -491,25 +454,18 @@ def _named(config: Config) -> Iterator[RunFolder]:
 
 
 def list_bad(folder: RunFolder, images: Images) -> None:
-    """List the unreadable images of a new run, which may be too many of them.
-
-    A folder that has noted its images has a list of its own, which this run may not replace yet;
-    or it is done, and decodes no image again.
-    """
-    if not folder.data.exists():
+    """List the unreadable images of a new run, which may be too many of them."""
+    if not folder.data.exists():  # else its list may not be replaced yet, or it is done
         write_bad_files(folder.bad_files, images, {})
 
 
 def write_bad_files(path: Path, images: Images, undecodable: Mapping[str, str]) -> None:
-    """List the unreadable images: those of the scan, and those that could not be decoded later.
-
-    Without any, a list that an earlier attempt has left is removed.
-    """
+    """List the images that the scan could not read, and those that could not be decoded later."""
     rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
     rows += [(name, reason, "") for name, reason in sorted(undecodable.items())]
     if rows:
         write_csv(path, ("path", "reason", "bytes"), rows)
-    else:
+    else:  # an earlier attempt may have left a list
         path.unlink(missing_ok=True)
 
 
@@ -539,10 +495,7 @@ def machine(device: torch.device) -> dict[str, str | int]:
 
 
 def note_machine(path: Path, device: torch.device, step: int) -> str:
-    """Record the machine that a run is computed on from a step on, in a list of changes.
-
-    Returns what has changed since the last time, in one line; nothing if nothing has.
-    """
+    """Record the machine that a run is computed on from a step on; return what has changed."""
     now = machine(device)
     before, changes = [], ""
     if path.exists():

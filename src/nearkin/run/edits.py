@@ -47,25 +47,19 @@ def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> Non
 
 
 def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
-    """Make unlabeled images a new class, whose cluster (such as `new-1`) is returned.
-
-    They are its core, since the user selected them by hand.
-    """
+    """Make unlabeled images a new class, whose cluster (such as `new-1`) is returned."""
     name = _valid(name)
     with _editing(folder):
         clusters = read_edited(folder.clusters, CLUSTER_COLUMNS)
         assignments = read_edited(folder.assignments, ASSIGNMENT_COLUMNS)
-        moved = [row for row in assignments if row["path"] in paths]
-        if not moved or len(moved) < len(paths):
-            others = set(paths) - {row["path"] for row in moved}
-            which = f"{min(others)!r} came with a label" if others else "no images are selected"
-            raise UsageError(f"{which}; select unlabeled images")
+        _check_unlabeled(paths, {row["path"] for row in assignments})
         taken = {row[column] for row in clusters for column in ("cluster", "name")}
         # Known classes without an image are in no table.
         taken |= {*folder.read_summary().get("known", ()), *written_labels(folder).values()}
         new = next(free for number in count(1) if (free := f"new-{number}") not in taken)
-        for row in moved:
-            row |= {"cluster": new, "flag": "core"}
+        for row in assignments:
+            if row["path"] in paths:  # its core, since the user selected them by hand
+                row |= {"cluster": new, "flag": "core"}
         sizes = Counter(row["cluster"] for row in assignments)
         clusters.append({"cluster": new, "name": name, "kind": "novel"})
         check_names(folder.clusters, clusters)
@@ -85,9 +79,7 @@ def label_images(folder: RunFolder, paths: Collection[str], label: str) -> None:
     label = _valid(label)
     with _locked(folder):
         clusters = _clusters(folder) if is_discovery(folder) else dict.fromkeys(paths, "")
-        if not paths or (others := set(paths) - clusters.keys()):
-            which = f"{min(others)!r} came with a label" if paths else "no images are selected"
-            raise UsageError(f"{which}; select unlabeled images")
+        _check_unlabeled(paths, clusters)
         rows = written_rows(folder)
         for path in sorted(set(paths) - {row["path"] for row in rows}):
             of = {"cluster": clusters[path]} if clusters[path] else {}
@@ -98,20 +90,25 @@ def label_images(folder: RunFolder, paths: Collection[str], label: str) -> None:
         _replace(folder.to_label, folder.original_to_label, rows)
 
 
+def _check_unlabeled(paths: Collection[str], unlabeled: Collection[str]) -> None:
+    others = set(paths).difference(unlabeled)
+    if others or not paths:
+        which = f"{min(others)!r} came with a label" if others else "no images are selected"
+        raise UsageError(f"{which}; select unlabeled images")
+
+
 def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
     """Return the classes of a discovery and the cluster of each image, or none; and labels."""
-    if not is_discovery(folder):
-        own = labels(folder, names)
-        return {"editable": False, "classes": [], "cluster_of": {}, "labels": own}
-    assigned = _clusters(folder)
+    editable = is_discovery(folder)
+    rows = read_edited(folder.clusters, CLUSTER_COLUMNS) if editable else []
+    assigned = _clusters(folder) if editable else {}
     sizes = Counter(assigned.values())
-    rows = [
-        {key: row[key].strip() for key in CLUSTER_COLUMNS} | {"size": sizes[row["cluster"]]}
-        for row in read_edited(folder.clusters, CLUSTER_COLUMNS)
-    ]
     return {
-        "editable": True,
-        "classes": rows,
+        "editable": editable,
+        "classes": [
+            {key: row[key].strip() for key in CLUSTER_COLUMNS} | {"size": sizes[row["cluster"]]}
+            for row in rows
+        ],
         "cluster_of": _numbered(assigned, names),
         "labels": labels(folder, names),
     }
@@ -129,12 +126,10 @@ def _numbered(by_path: Mapping[str, str], names: Sequence[str]) -> dict[str, str
 
 def class_names(folder: RunFolder) -> dict[str, str]:
     """Return the class name of every image that a run assigned to a class, by path."""
-    if not is_discovery(folder):
-        return _clusters(folder) if folder.assignments.exists() else {}
-    names = {
-        r["cluster"]: display_name(r) for r in read_edited(folder.clusters, ("cluster", "name"))
-    }
-    return {path: names.get(cluster, cluster) for path, cluster in _clusters(folder).items()}
+    assigned = _clusters(folder) if folder.assignments.exists() else {}
+    rows = read_edited(folder.clusters, ("cluster", "name")) if is_discovery(folder) else []
+    names = {row["cluster"]: display_name(row) for row in rows}
+    return {path: names.get(cluster, cluster) for path, cluster in assigned.items()}
 
 
 def _clusters(folder: RunFolder) -> dict[str, str]:

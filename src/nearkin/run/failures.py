@@ -30,14 +30,13 @@ def resource_errors(batch_size: int | None = None, *, resumes: bool = False) -> 
             raise ResourceError(f"out of memory{_smaller(batch_size)}") from error
         if not worker_lost(error):
             raise
+        lost = f"loader workers failed twice ({first_sentence(error)})"
         again = (
             "the same command with --resume goes on, with --workers 0 without them"
             if resumes
             else "give the same command again or, from Python, workers=0"
         )
-        raise WorkerError(
-            f"loader workers failed twice ({first_sentence(error)}); {again}"
-        ) from error
+        raise WorkerError(f"{lost}; {again}") from error
     except OSError as error:
         if error.errno in NO_HANDLES:
             raise ResourceError(TOO_MANY_OPEN) from error
@@ -52,11 +51,7 @@ STATED: Final = 2**28  # Bytes from which a step says what it holds in memory
 
 
 def state_memory(what: str, size: int, log: Reporter) -> None:
-    """Log how many bytes a step holds in memory, if these are many.
-
-    Raises:
-        ResourceError: If that is more than the machine, or the control group, has left.
-    """
+    """Log how many bytes a step holds in memory, if these are many; refuse more than are left."""
     free, text = free_memory(), f"{what}: {size / 1e6:,.0f} MB in memory"
     if 0 < free < size:
         raise ResourceError(

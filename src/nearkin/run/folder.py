@@ -135,11 +135,7 @@ class RunFolder:
         return self.settings_of(TrainConfig)
 
     def encoder_settings(self) -> tuple[TrainConfig | EmbedConfig, str]:
-        """The stored configuration of a run that leaves an encoder, trained or frozen; its data.
-
-        Raises:
-            UsageError: If this is a discovery, or no run.
-        """
+        """Those of a run that is about an encoder, trained or frozen; or UsageError."""
         return self.settings_of(EmbedConfig) if self.is_frozen else self.settings()
 
     def any_settings(self) -> tuple[Config, str]:
@@ -187,18 +183,17 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep all others who would do so from writing to the folder, which exists.
-
-        Raises:
-            OutputError: If it cannot be written, or is in use.
-        """
+        """Keep others from writing to the folder, which exists; OutputError if one does."""
         with writing(self.path, "choose another -o"):
             try:
                 lock = FileLock(self.lock, timeout=0).acquire()
             except Timeout as error:
+                holder = "another run"
+                # No part of the lock, which may be unreadable while it is held.
+                with suppress(OSError):
+                    holder = self.marker.read_text(encoding="utf-8").strip() or holder
                 raise OutputError(
-                    f"{self.path} is in use by {self._holder() or 'another run'}; "
-                    "wait for it or choose another -o"
+                    f"{self.path} is in use by {holder}; wait for it or choose another -o"
                 ) from error
         with lock:
             holder = f"process {os.getpid()} on {platform.node()}, started {time.ctime()}\n"
@@ -206,17 +201,8 @@ class RunFolder:
                 self.marker.write_text(holder, encoding="utf-8")
             yield
 
-    def _holder(self) -> str:
-        # No part of the lock, which may be unreadable while it is held, and removed after that.
-        with suppress(OSError):
-            return self.marker.read_text(encoding="utf-8").strip()
-        return ""
-
     def write_settings(self, config: Config, data: str, planned_for: Duration = "") -> None:
-        """Store the configuration, and the time that its number of epochs is planned for, if any.
-
-        That of a run that goes on, whose number is known, stays.
-        """
+        """Store the configuration, and the time that its epochs are planned for, which stays."""
         replace_text(self.config, to_toml(config, data, planned_for or self.planned_for))
 
     @property
@@ -235,20 +221,11 @@ class RunFolder:
         )
 
     def add_metrics(self, evaluation: Mapping[str, Any]) -> None:
-        """Store further metrics of the run's own images; those of the same name are replaced.
-
-        So is the test of a column, of which there is one.
-        """
-        stored = self._read_evaluation()
-        metrics = {**stored.get("metrics", {})}
-        for table, column in evaluation["metrics"].items():
-            metrics[table] = {**metrics.get(table, {}), **column}
-        taken = {name for column in metrics.values() for name in column}
-        left_out = {**stored.get("left_out", {}), **evaluation["left_out"]}
-        missing = {name: why for name, why in left_out.items() if name not in taken}
-        further = {"metrics": metrics, "left_out": missing}
-        if column := evaluation.get("column", stored.get("column")):
-            further["column"] = column
+        """Store further metrics of the run's own images; those of the same name are replaced."""
+        further = _merged(self._read_evaluation(), evaluation)
+        taken = {name for column in further["metrics"].values() for name in column}
+        left_out = further["left_out"].items()
+        further["left_out"] = {name: why for name, why in left_out if name not in taken}
         replace_text(self.evaluation, json_text(further, indent=2) + "\n")
 
     def read_evaluated(self) -> dict[str, Any]:
@@ -256,13 +233,9 @@ class RunFolder:
         summary, further = self.read_summary(), self._read_evaluation()
         if not further or "metrics" not in summary:
             return summary
-        metrics = {**summary["metrics"]}
-        for table, column in further["metrics"].items():
-            own = metrics.get(table, {})
-            metrics[table] = own | column | own  # the training's own come first, and stay
-        left_out = {**summary["left_out"], **further["left_out"]}
-        column = {"column": further["column"]} if "column" in further else {}
-        return {**summary, "metrics": metrics, "left_out": left_out, **column}
+        # The training's own metrics come first, and stay.
+        own = {"metrics": summary["metrics"], "left_out": {}}
+        return {**summary, **_merged(_merged(summary, further), own)}
 
     def _read_evaluation(self) -> dict[str, Any]:
         remedy = "remove it; `nearkin evaluate` measures anew"
@@ -281,17 +254,24 @@ def _read_tables(path: Path, remedy: str, *names: str) -> dict[str, Any]:
     return dict(stored)
 
 
+def _merged(measured: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with others, which replace those of the same name, and the last test of a column."""
+    metrics = {**measured.get("metrics", {})}
+    for table, column in more["metrics"].items():
+        metrics[table] = {**metrics.get(table, {}), **column}
+    left_out = {**measured.get("left_out", {}), **more["left_out"]}
+    column = more.get("column", measured.get("column"))
+    return {"metrics": metrics, "left_out": left_out} | ({"column": column} if column else {})
+
+
 def neighboring_runs(path: Path) -> list[str]:
-    """Return the run folders beside a path, and those in `runs`."""
+    """The run folders beside a path, and those in `runs`."""
     marks = {*path.parent.glob("*/config.toml"), *Path("runs").glob("*/config.toml")}
     return sorted(str(mark.parent) for mark in marks)
 
 
 def data_name(data: Any) -> str:
-    """Return the name of the data in files: their full path, reference or name, or `arrays`.
-
-    An address is named without password and signature.
-    """
+    """Return the name of the data in files: their full path, reference or name, or `arrays`."""
     if not isinstance(data, str | Path):
         return "arrays"
     if is_name(str(data)):  # whatever folder of that name there is
@@ -311,9 +291,9 @@ def clear(run: RunFolder) -> None:
     shutil.rmtree(run.path / STAGES, ignore_errors=True)
 
 
-def cleared(run: RunFolder) -> list[Path]:
+def cleared(run: RunFolder) -> set[Path]:
     """Return the files that `clear` removes."""
-    return [*_written(run) - {run.lock, run.marker, run.log, run.bad_files}]
+    return _written(run) - {run.lock, run.marker, run.log, run.bad_files}
 
 
 def _written(run: RunFolder) -> set[Path]:
@@ -354,11 +334,10 @@ def run_folder(
         return RunFolder(Path(output))
     named = data_name(data)
     base = named.partition("{")[0].rstrip("/-_") if is_pattern(named) else named
-    name_of_data = Path(base).name.strip(".")
+    stem = Path(base).name.strip(".")
     if not Path(base).is_dir():  # whose names may have points
-        name_of_data = name_of_data.split(".")[0]
-    stem = name_of_data.replace(":", "-")
-    path = first = Path("runs") / f"{stem}-{name}"
+        stem = stem.split(".")[0]
+    path = first = Path("runs") / f"{stem.replace(':', '-')}-{name}"
     if again and (newest := _newest(first, named)):
         return newest
     number = 1
@@ -375,12 +354,9 @@ def _newest(first: Path, named: str) -> RunFolder | None:
         number = path.name.removeprefix(f"{first.name}-")
         if number.isascii() and number.isdecimal():
             numbered[int(number)] = path
-    runs = (RunFolder(path) for _, path in sorted(numbered.items(), reverse=True))
-    return next((run for run in runs if _is_of(run, named)), None)
-
-
-def _is_of(run: RunFolder, named: str) -> bool:
-    """Whether the settings of a run can be read, and name these data."""
-    with suppress(UsageError):
-        return load_toml(run.config, "the configuration").get("data") == named
-    return False
+    for _, path in sorted(numbered.items(), reverse=True):
+        run = RunFolder(path)
+        with suppress(UsageError):  # settings that cannot be read
+            if load_toml(run.config, "the configuration").get("data") == named:
+                return run
+    return None

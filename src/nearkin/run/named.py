@@ -79,8 +79,7 @@ def named_classes(folder: RunFolder) -> dict[str, str]:
                 f"{folder.clusters.name} names them {names[other]!r} and {name!r}; "
                 "change one of the two"
             )
-    names = {cluster: names[first[each]] for cluster, each in one.items() if each in first}
-    return names
+    return {cluster: names[first[each]] for cluster, each in one.items() if each in first}
 
 
 class Answers(NamedTuple):

@@ -1,7 +1,7 @@
 """A run at work: its folder is locked, its settings are known, and its log is open."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +25,11 @@ from nearkin.version import __version__
 
 TAKEN: Final = ("encoder", "teacher", "accept")
 """Settings that name a run or a file to take something from."""
-UNSET: Final = ("", "auto")
-WORDS: Final = {"labeled": (), "labels": ("auto", "none", "folders"), "truth": ("data",)}
-"""Settings that name labels, and what is no path there, whatever file has that name."""
+WORDS: Final[Mapping[str, Sequence[str]]] = {
+    **dict.fromkeys(TAKEN, ("auto",)),
+    **{"labeled": (), "labels": ("auto", "none", "folders"), "truth": ("data",), "copy_to": ()},
+}
+"""Settings that name something, and what is no path there, whatever file has that name."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,9 @@ def open_run(
 ) -> Iterator[OpenRun[Settings]]:
     """Open a run for writing, and log what computes it. No other process can open it meanwhile.
 
-    Args:
-        folder: Where it is written, or goes on.
-        config: Its settings; of a resumed run, those that it was started with are taken.
-        data: What its images are opened from.
-        resume: Whether it may have been begun.
-        overwrite: Whether another run may be there, which the caller will clear away.
-        reporter: Receives its log lines and its progress.
-        stage: Whether it is a part of a run that has been logged already.
+    One that may have been begun (`resume`) goes on with the settings that it was started with.
+    Another one may be there if the caller will clear it away (`overwrite`). A `stage` is a part of
+    a run that has been logged already.
 
     Raises:
         OutputError: If the folder cannot be written, is in use, or is not empty and neither
@@ -100,7 +97,7 @@ def open_run(
 def _check_spared(folder: RunFolder, config: Settings, data: Any) -> None:
     """Refuse to remove files in the folder that the run is to read."""
     taken = [getattr(config, name, "") for name in TAKEN]
-    read = [data, *(getattr(config, name, "") for name in WORDS)]
+    read = [data, *(getattr(config, name, "") for name in ("labeled", "labels", "truth"))]
     files = {source: split_source(source)[1] for source in taken}
     files |= {source: str(source) for source in read if isinstance(source, str | Path)}
     removed = [file.resolve() for file in cleared(folder)]
@@ -186,13 +183,7 @@ def split_source(source: str) -> tuple[str, str]:
 
 
 def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
-    """Return the settings a run goes on with: those it was started with, where `config` agrees.
-
-    Raises:
-        CheckpointError: If there are checkpoints, but no settings.
-        UsageError: If `config` differs from the stored settings, is of another kind of run, or if
-            only the stored ones name code, which is not trusted.
-    """
+    """Return the settings a run goes on with: those it was started with, where `config` agrees."""
     if folder.config.exists():
         if KINDS[folder.kind] is not type(config):
             raise UsageError(f"{folder.path} is a {folder.kind}; choose another -o")
@@ -213,11 +204,7 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
 
 
 def self_contained(config: Settings) -> Settings:
-    """Make the settings hold from any working directory and without other files.
-
-    Paths become absolute, those of Python files too, and an augmentation from a file becomes its
-    views.
-    """
+    """Make paths absolute, those of Python files too; an augmentation from a file is its views."""
     changed = _absolute_paths(config)
     if isinstance(config, TrainConfig | DiscoverConfig) and config.method != "auto":
         method_class(config.method)
@@ -230,22 +217,22 @@ def self_contained(config: Settings) -> Settings:
 
 def _absolute_paths(config: Settings) -> dict[str, Any]:
     """Return the settings that name runs, encoders, labels and copies, as they hold anywhere."""
-    named = {name: getattr(config, name, "") for name in (*TAKEN, *WORDS)}
-    changed = {name: absolute_source(named[name]) for name in TAKEN if named[name] not in UNSET}
-    for name, words in WORDS.items():
-        if named[name] and named[name] not in words:
-            changed[name] = data_name(named[name])
-    if copies := getattr(config, "copy_to", ""):  # which is refused if it is a link itself
-        place = Path(copies)
-        changed["copy_to"] = str(Path(os.path.realpath(place.parent)) / place.name)
-        named["copy_to"] = copies
-    return {name: value for name, value in changed.items() if value != named[name]}
+    named = {name: getattr(config, name, "") for name in WORDS}
+    return {
+        name: _absolute_path(name, value)
+        for name, value in named.items()
+        if value and value not in WORDS[name]
+    }
 
 
-def absolute_source(source: str) -> str:
-    """Return the source of an encoder as it holds from any working directory."""
-    head, file = split_source(source)
-    return head + str(Path(file).resolve()) if file and Path(file).exists() else source
+def _absolute_path(name: str, value: str) -> str:
+    if name == "copy_to":  # which is refused if it is a link itself
+        place = Path(value)
+        return str(Path(os.path.realpath(place.parent)) / place.name)
+    if name not in TAKEN:
+        return data_name(value)
+    head, file = split_source(value)
+    return head + str(Path(file).resolve()) if file and Path(file).exists() else value
 
 
 def _named_again(config: Settings, stored: Settings) -> dict[str, Any]:

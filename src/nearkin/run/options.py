@@ -48,10 +48,7 @@ def checked_options(
     requested: Mapping[str, Value],
     kind: type[TrainConfig | DiscoverConfig] = TrainConfig,
 ) -> dict[str, Any]:
-    """Return options as a method's constructor takes them, or raise UsageError.
-
-    A suggestion for an unknown one may also be a setting of `kind`.
-    """
+    """Return options as a method's constructor takes them; an unknown one may mean a setting."""
     cls = method_class(name)
     options, kinds = parameters(cls), types_of(cls.__init__)
     checked = {}
@@ -75,11 +72,7 @@ def method_options(
     chunk_size: int = 0,
     processes: int = 1,
 ) -> dict[str, Value]:
-    """Return all options of a method: as requested, or its defaults, fitted to data and batch.
-
-    Chunks of a batch, where it is run in some, are the groups of its batch statistics. A value
-    that does not fit the data, the batch or the number of processes is a UsageError.
-    """
+    """Return all options of a method: as requested, or its defaults, fitted to data and batch."""
     cls = method_class(name)
     options = default_options(cls) | checked_options(name, requested)
     half = num_images // 2
@@ -114,16 +107,13 @@ def within(name: str, requested: Mapping[str, Value], num_images: int) -> dict[s
 
 
 def _check_memory(key: str, size: int, num_images: int, batch_size: int, most: int) -> None:
-    """Refuse a memory beyond half of the images and beyond the paper's, or one below a batch.
-
-    Where half of the images are fewer than a batch, they are enough: `auto` takes them.
-    """
+    """Refuse a memory beyond half of the images and beyond the paper's, or one below a batch."""
     if size > most:
         raise UsageError(
             f"{option(key)} {size} is more than half of the {num_images} images; "
             f"give at most {most}"
         )
-    least = min(batch_size, num_images // 2)
+    least = min(batch_size, num_images // 2)  # which `auto` takes
     if size < least:
         raise UsageError(
             f"{option(key)} {size} does not hold a batch of {batch_size}; give at least {least}"
@@ -171,11 +161,7 @@ def known_classes(config: TrainConfig) -> list[str]:
 
 
 def kinds_of_views(config: TrainConfig) -> tuple[str | View, ...]:
-    """Return the kinds of the views that a training is asked to take of each image.
-
-    Raises:
-        UsageError: If the method does not take as many.
-    """
+    """Return the kinds of the views that a training is asked to take of each image."""
     cls = method_class(config.method)
     further = config.num_views - len(cls.views)
     if config.num_views and (further < 0 or (further > 0 and not cls.more_views)):

@@ -38,8 +38,7 @@ def save_sheet(
 ) -> Path:
     """Save columns of images in [0, 1], each of a size of its own, as one image.
 
-    Small images are enlarged. `labels` stand in front of each row, `headings` above each column,
-    `captions` below each image of each row. Long lines are shortened.
+    `labels` stand in front of each row, `headings` above each column, `captions` below each image.
     """
     side = max(column.shape[-1] for column in columns)
     scale = max(1, MIN_SIDE // side)
@@ -78,11 +77,7 @@ def save_sheet(
 
 
 def image_format(path: Path) -> str:
-    """Return what Pillow calls the format that a suffix names.
-
-    Raises:
-        UsageError: If Pillow writes no such files.
-    """
+    """Return what Pillow calls the format that a suffix names, if it writes such files."""
     name = Image.registered_extensions().get(path.suffix.lower(), "")
     if name not in Image.SAVE:
         raise UsageError(f"cannot write {path}; give a name that ends in .png")
@@ -136,8 +131,8 @@ def class_sheet(
         tiles = [pixels[row] for row in members.tolist() if row in pixels]
         lines = max(1, math.ceil(len(tiles) / COLUMNS))
         grid = torch.ones(lines * COLUMNS, 3, side, side)
-        for place, tile in enumerate(tiles):
-            grid[place] = tile / 255
+        if tiles:
+            grid[: len(tiles)] = torch.stack(tiles) / 255
         grids.append(grid.unflatten(0, (lines, COLUMNS)))
         labels += [name, *[""] * (lines - 1)]
     return save_sheet(torch.cat(grids).unbind(dim=1), path, labels=labels)
@@ -150,7 +145,6 @@ EPOCHS: Final = 4  # Epochs in the sheet of augmentations
 def augmentation_sheet(batches: Batches, path: Path, side: int) -> Path:
     """Save images of the first step, one per row, beside their views in the first epochs.
 
-    The images have the size of the batches, and the views that with which training begins.
     Written before the first step, because wrong augmentations are the most common silent mistake.
     """
     rows = np.sort(batches.sampler.rows(0))[:EXAMPLES]

@@ -28,10 +28,8 @@ PATIENCE: Final = 60  # seconds that W&B may wait: for somebody to log in, and t
 class Tracker(NamedTuple):
     """A tracker that is open for a run."""
 
-    where: str
-    """Where to look at it."""
-    log: Callable[[int, Mapping[str, int | float]], object]
-    """Takes a step, and numbers by name."""
+    where: str  # Where to look at it
+    log: Callable[[int, Mapping[str, int | float]], object]  # Takes a step, and numbers by name
 
 
 class RunToTrack(NamedTuple):
@@ -39,11 +37,9 @@ class RunToTrack(NamedTuple):
 
     folder: Path
     title: str
-    key: str
-    """Text that names the run in every tracker; the same when it is resumed."""
+    key: str  # Names the run in every tracker; the same when it is resumed
     settings: dict[str, Any]
-    step: int
-    """The first step to come."""
+    step: int  # The first step to come
 
 
 @contextmanager
