@@ -128,9 +128,13 @@ def full_weights(network: nn.Module, sharded: nn.Module) -> Iterator[None]:
 
 
 def full_state(state: Any) -> Any:
-    """Return a state with every sharded tensor gathered. All processes have to call this."""
+    """Return a state with every sharded tensor gathered, on rank 0; others get empty ones.
+
+    All processes have to call this.
+    """
     if hasattr(state, "full_tensor"):  # a shard, whose class takes long to import
-        return state.full_tensor().cpu()
+        whole = state.full_tensor()
+        return whole.cpu() if rank() == 0 else whole.new_empty(0)
     if isinstance(state, dict):
         gathered = copy.copy(state)  # a state dictionary also notes versions
         gathered.update((key, full_state(value)) for key, value in state.items())
