@@ -101,7 +101,9 @@ AIMS = {
     "half of metrics": Aim(FLUSH, "pathlib.Path.open", "half"),
     "metrics, before fsync": Aim(FLUSH, "os.fsync", "before"),
     "metrics ahead of checkpoint": Aim(FLUSH, FLUSH, "after"),
-    "after the last save": Aim(SAVE, SAVE, "after", lambda _, state: state["step"] == TOTAL, False),
+    "after the last save": Aim(
+        SAVE, SAVE, "after", lambda _, state: state["step"] == TOTAL, False
+    ),
     "half an encoder": Aim(ENCODER, "pathlib.Path.open", "half", often=False),
     "evaluation": Aim(EVALUATE, "nearkin.evaluation.evaluate._measured", "before", often=False),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),

@@ -130,7 +130,7 @@ def _outlier_scores(predictions: Predictions, data: LabeledData) -> list[Metric]
     """Return how well test images of classes that were not learned are told from the others."""
     distance, truth = predictions.distance, data.images.labels[data.test_rows]
     unseen = truth >= data.num_classes
-    if distance is None or unseen.all() or not unseen.any():
+    if unseen.all() or not unseen.any():
         return []
     value = outlier_auroc(distance[data.test_rows], unseen)
     protocol: Protocol = {

@@ -118,7 +118,7 @@ def _lead(outcome: Outcome) -> str:
     return (
         f"{count(len(dataset.train_rows), 'labeled image')} of "
         f"{count(dataset.num_classes, 'class')} trained {trained} ({backbone}). "
-        f"{count(len(outcome.test_rows), 'other labeled image')} held out; "
+        f"{count(len(outcome.dataset.test_rows), 'other labeled image')} held out; "
         f"{count(dataset.num_unlabeled, 'image')} had no label. All images that were not learned "
         "from are classified."
     )
@@ -184,7 +184,7 @@ def _results(outcome: Outcome) -> Iterator[Table]:
 
 
 def _confusion(outcome: Outcome) -> tuple[Confusion, ...]:
-    images, rows = outcome.dataset.images, outcome.test_rows
+    images, rows = outcome.dataset.images, outcome.dataset.test_rows
     if not len(rows):
         return ()
     pairs = np.stack([images.labels[rows], outcome.predictions.cluster[rows]], axis=1)
@@ -241,7 +241,7 @@ def _confidence(outcome: Outcome) -> str:
 
 
 def _reliability(outcome: Outcome) -> Iterator[Chart]:
-    bins = outcome.reliability() if len(outcome.test_rows) else []
+    bins = outcome.reliability() if len(outcome.dataset.test_rows) else []
     if len(bins) > 1:
         ends = sorted({bins[0][0], bins[-1][0]})
         yield Chart(

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from nearkin.classifier.calibration import Calibration
 from nearkin.classifier.classifier import Predictions
@@ -146,7 +146,7 @@ def assign(
     means = compare_with_means(reference.features, reference, features, cluster, near.own)
     novel = cluster >= predictions.num_known
     conditions = {
-        "outlier": outliers(predictions)[rows],
+        "outlier": predictions.outlier[rows],
         "tiny-cluster": novel & (reference.sizes[cluster] < _tiny(reference, predictions)),
         "maybe-known": novel & (means.similarity > means.own),
         "border": (view_agreement < BORDER_AGREEMENT) | (first - second < BORDER_MARGIN),
@@ -168,13 +168,6 @@ def assign(
         similarity=means.similarity,
         flag=tuple(flag.tolist()),
     )
-
-
-def outliers(predictions: Predictions) -> Bool[np.ndarray, " images"]:
-    """Whether images are outliers; none is without a reference."""
-    if predictions.outlier is None:
-        return np.zeros(len(predictions.paths), bool)
-    return predictions.outlier
 
 
 def _tiny(reference: Reference, predictions: Predictions) -> float:

@@ -75,19 +75,18 @@ class Reference:
         near = _neighbor(self.features, features, self.k)
         return (self.distance(features) > self.max_left) | (near > self.max_neighbor)
 
-    def check(self, num_classes: int, dim: int) -> None:
-        """Raise an error of any kind if it is not of so many classes and features."""
+    def fits(self, num_classes: int, dim: int) -> bool:
+        """Whether it is of so many classes and features, as a file may say otherwise."""
         size = len(self.features)
-        if self.features.shape != (size, dim) or self.sizes.shape != (num_classes,):
-            raise ValueError(f"its reference is of {self.features.shape[1]} features")
-        if self.cluster.shape != (size,) or self.labeled.shape != (size,):
-            raise ValueError("its reference has images without a class")
-        if not np.isin(self.cluster, np.arange(num_classes)).all() or not self.labeled.any():
-            raise ValueError(f"the classes of its reference are not among {num_classes}")
-        if not 1 <= self.k <= K:
-            raise ValueError(f"it has no neighbor {self.k}")
-        if not (0 < self.max_neighbor <= LARGEST and 0 < self.max_left <= LARGEST):
-            raise ValueError(f"its largest distances are {self.max_neighbor} and {self.max_left}")
+        fits = (
+            self.features.shape == (size, dim),
+            self.sizes.shape == (num_classes,),
+            self.cluster.shape == self.labeled.shape == (size,),
+            np.isin(self.cluster, np.arange(num_classes)).all() and self.labeled.any(),
+            1 <= self.k <= K,
+            0 < self.max_neighbor <= LARGEST and 0 < self.max_left <= LARGEST,
+        )
+        return all(fits)
 
 
 class Subspace(NamedTuple):
