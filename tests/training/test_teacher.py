@@ -31,9 +31,9 @@ from nearkin.run.folder import RunFolder
 from nearkin.training.teacher import (
     HALF,
     HEAD,
+    cached_teacher,
     inherited,
     open_teacher,
-    teacher_files,
     with_teacher,
 )
 
@@ -266,7 +266,7 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
     batches = student(images=open_images(pixels(1500, side=8)), period=1, size=8)
     kept, encoder = feed(tmp_path, batches, teacher, views=1)
     config = TrainConfig(method="seed", teacher=teacher, teacher_views=1, epochs=1, seed=3)
-    files = teacher_files(RunFolder(tmp_path / "run"), config, batches, encoder)
+    files = cached_teacher(RunFolder(tmp_path / "run"), config, batches, encoder)
     assert files.shards() == [(0, 0), (0, 1024)]
     assert (
         sum(len(read_sealed(files.path(*shard))) - HEAD for shard in files.shards()) == files.bytes
