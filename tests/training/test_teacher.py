@@ -32,7 +32,7 @@ from nearkin.training.teacher import (
     HALF,
     HEAD,
     cached_teacher,
-    inherited,
+    distilled_origin,
     open_teacher,
     with_teacher,
 )
@@ -348,7 +348,8 @@ def test_a_student_that_started_from_an_encoder_states_the_licenses_of_both(dist
     page = html.unescape(student.folder.report.read_text())
     assert f"L{warned[1:]}" in page  # at the beginning of a sentence
     assert source in page
-    same = inherited(taught.folder, config, {**first, "license": "CC-BY-NC-4.0"})["origin"]
+    of_teacher = load(taught.folder.teacher).details["origin"]
+    same = distilled_origin(of_teacher, {**first, "license": "CC-BY-NC-4.0"})
     assert same["license"] == "CC-BY-NC-4.0"
 
 

@@ -1,6 +1,6 @@
 """A row per image without a label: its class, how certain that is, and what to look at."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -70,19 +70,14 @@ class Assignments:
     def table(self) -> Iterator[tuple[str | float | None, ...]]:
         """Yield plain values in the order of `COLUMNS`; None where there is no number."""
         names = (*self.classes, "")
-        numbers = (
-            *(self.score, self.margin, self.entropy),
-            *(self.view_agreement, self.neighbor_agreement),
-        )
-        for row, path in enumerate(self.paths):
-            yield (
-                path,
-                names[self.cluster[row]],
-                *(rounded(float(column[row])) for column in numbers),
-                names[self.nearest_known[row]],
-                rounded(float(self.similarity[row])),
-                self.flag[row],
-            )
+        columns: dict[str, Sequence[Any]] = {
+            "path": self.paths,
+            "cluster": self.class_names,
+            "nearest_known": [names[number] for number in self.nearest_known.tolist()],
+            "flag": self.flag,
+        }
+        columns |= {name: list(map(rounded, getattr(self, name).tolist())) for name in NUMBERS}
+        return zip(*(columns[name] for name in COLUMNS), strict=True)
 
 
 COLUMNS: Final = ("path", *(column.name for column in fields(Assignments)[2:]))

@@ -36,11 +36,8 @@ FORMATS: Final = ("3",)
 Kind = Literal["discovery", "classification"]
 
 
-AGAIN: Final[Mapping[Kind, str]] = {
-    "discovery": "discover again",
-    "classification": "classify again",
-}
-"""What to do if a classifier is of no use, by its kind."""
+VERBS: Final[Mapping[Kind, str]] = {"discovery": "discover", "classification": "classify"}
+"""What makes a classifier, by its kind."""
 
 
 def heads_of(method: Method[Any]) -> nn.Module:
@@ -146,7 +143,7 @@ class Classifier:
         if fitting.num_features != self.dim:
             raise CheckpointError(
                 f"classifier.safetensors is of another encoder: it takes {self.dim} features, "
-                f"and this one gives {fitting.num_features}; {AGAIN[self.kind]}"
+                f"and this one gives {fitting.num_features}; {VERBS[self.kind]} again"
             )
         return fitting
 
@@ -174,7 +171,7 @@ class Classifier:
             raise CheckpointError(
                 "classifier.safetensors is of another encoder: the weights, the architecture or "
                 "the preprocessing of this one differ from what it was trained with; bring that "
-                f"encoder back, or {AGAIN[self.kind]}"
+                f"encoder back, or {VERBS[self.kind]} again"
             )
 
     def predict(
@@ -187,12 +184,8 @@ class Classifier:
     ) -> Predictions:
         """Classify images by an encoder's features of them and of their views.
 
-        Args:
-            cached: Their features.
-            paths: Their names.
-            label: Their known classes, `UNLABELED` for images without a label.
-            excluded: Classes that an image is known not to have, as the known ones are for the
-                images of a discovery in mode ncd. None: any image may be of any class.
+        `label` has their known classes, or `UNLABELED`; `excluded` are those that an image is
+        known not to have, as the known ones are for the images of a discovery in mode ncd.
         """
 
         def probability(features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
@@ -274,7 +267,7 @@ def _check(classifier: Classifier) -> None:
     is_discovery = classifier.kind == "discovery"  # else without views and without novel classes
     parts = classifier.heads, classifier.calibration
     fits = (
-        classifier.kind in AGAIN,
+        classifier.kind in VERBS,
         len(names) == rows and all(isinstance(name, str) for name in names),
         classifier.num_known in (range(rows + 1) if is_discovery else [rows]),
         drawn.num_views in (range(1, MAX_VIEWS + 1) if is_discovery else [0]),

@@ -119,13 +119,10 @@ def _powers(features: Features) -> Features:
 def reference_of(
     features: Features, cluster: Clusters, labeled: Bool[np.ndarray, " n"], num_classes: int
 ) -> Reference:
-    """Return what tells how unlike these images another one is.
+    """Return what tells how unlike the images that were learned from another one is.
 
-    Args:
-        features: The encoder's, of the images that were learned from.
-        cluster: The class of each: its label, or the one that it was assigned to.
-        labeled: Whether it is a label; one is.
-        num_classes: Number of all classes.
+    `cluster` is the class of each: its label where it is `labeled`, as one is, or else the one
+    that it was assigned to.
     """
     share = BANK // 2 if not labeled.all() else BANK
     kept = [evenly(cluster, np.flatnonzero(own), share) for own in (labeled, ~labeled)]
@@ -249,15 +246,11 @@ def compare_with_means(
     cluster: Clusters,
     own: Int[np.ndarray, " n"],
 ) -> Means:
-    """Compare images with the means of the classes of a reference.
+    """Compare images, with unit `features` and classes `cluster`, with the means of classes.
 
-    Args:
-        bank: Unit features of the images of the reference, in the space to compare in.
-        reference: Their classes.
-        features: Unit features of the images, in the same space.
-        cluster: The class of each.
-        own: Its own row in the bank, which its mean leaves out: a mean with the image in it is
-            too similar, the more so the fewer there are. -1 where it has none.
+    `bank` are unit features of the images of the reference in the same space. A mean leaves out
+    the image's `own` row of it (-1 where there is none): a mean with the image in it is too
+    similar, the more so the fewer there are.
     """
     count = len(reference.sizes)
     sums = class_sums(bank, reference.cluster, count)[torch.from_numpy(cluster)]

@@ -27,9 +27,8 @@ BLOCK_SHARE: Final = 1 / 16
 def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
     """Return a copy of a network that is divided among the processes, with rank 0's weights.
 
-    Args:
-        network: Loses its weights to the copy until `gather_weights`. Buffers are shared.
-        optimizer: Of its weights. It is changed to the weights and states of the copy.
+    The network loses its weights to the copy until `gather_weights`; buffers are shared. The
+    optimizer is changed to the weights and states of the copy.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard

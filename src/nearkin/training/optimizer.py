@@ -48,20 +48,10 @@ class LARS(Optimizer):
     In SimCLR's code the rate is `inside` the momentum, `v <- momentum v + lr ratio (...)` and
     `w <- w - v`: what has been gathered keeps its rate while the schedule moves on.
 
-    Where a norm that is part of it is zero the ratio is 1. Parameters of one dimension or none
-    (biases, norms) take `g` alone: neither weight decay nor adaptation, unless `vectors`.
-
-    Args:
-        params: Parameters, or groups of them.
-        lr: Learning rate.
-        momentum: Momentum coefficient.
-        weight_decay: Weight decay.
-        eta: Trust coefficient: the step's share of the layer's norm, at learning rate 1.
-        clip: Never let a layer move faster than plain SGD would (LARC): the ratio becomes
-            `min(ratio / lr, 1)`.
-        vectors: Treat biases and norms as layers too, as SwAV does.
-        joint: Divide by the norm of the decayed gradient, not by the sum of both norms.
-        inside: Keep the learning rate inside the momentum.
+    With `clip` a layer never moves faster than plain SGD would let it (LARC): the ratio becomes
+    `min(ratio / lr, 1)`. Where a norm that is part of it is zero the ratio is 1. Parameters of one
+    dimension or none (biases, norms) take `g` alone, with neither weight decay nor adaptation,
+    unless `vectors`: then they are layers too, as in SwAV's code.
     """
 
     def __init__(
@@ -197,15 +187,7 @@ def build_optimizer(
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
     pretrained transformers are fine-tuned (Bao et al. 2022, BEiT, arXiv:2106.08254, appendix H;
     He et al. 2022, MAE, arXiv:2111.06377, table 9, where the heads are a layer above).
-
-    Args:
-        method: What to train.
-        name: Which optimizer.
-        lr: Peak learning rate, which schedules then multiply.
-        weight_decay: Weight decay.
-        layer_decay: Rate of a layer of the backbone, as a share of that of the layer above it.
-        separate_backbone: Whether the backbone has groups of its own, which can be frozen.
-        lars_form: Which of `LARS_FORMS` LARS has.
+    With `separate_backbone` the backbone has groups of its own, which can be frozen.
 
     Raises:
         UsageError: If the method names a learning rate for parameters that it does not have.

@@ -61,7 +61,7 @@ from nearkin.training.fit import Lead, fit
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_overhead, with_epochs
 from nearkin.training.start import starting_backbone, write_start
-from nearkin.training.teacher import inherited, open_teacher, with_teacher
+from nearkin.training.teacher import distilled_origin, open_teacher, with_teacher
 
 TAKEN_OVER: Final = ("pooling", "origin", "fine_tuned")
 """Details that a trained encoder has from its start; its license is part of the origin."""
@@ -132,8 +132,8 @@ def train_encoder(
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
-    ended = _Trained(folder, config, method, batches, monitor, split, network, start, log)
-    ended.evaluate(on_embeddings)
+    parts = method, batches, monitor, split, network, start, teacher, log
+    _Trained(folder, config, *parts).evaluate(on_embeddings)
     return True
 
 
@@ -236,8 +236,9 @@ def build(
 
 def check_networks(config: TrainConfig, images: Images, network: nn.Module | None) -> None:
     """Refuse a teacher, a backbone or a method that cannot be built."""
-    trust = {"allow_partial": config.allow_partial, "trust_remote_code": config.trust_remote_code}
-    teacher = load(config.teacher, **trust) if config.teacher else None
+    trust, teacher = config.trust_remote_code, None
+    if config.teacher:
+        teacher = load(config.teacher, allow_partial=config.allow_partial, trust_remote_code=trust)
     _method(config, images, network, teacher, None)
 
 
@@ -296,9 +297,9 @@ def encoders_beside(
         beside["teacher"] = load(folder.teacher, trust_remote_code=trust)
     if config.encoder:
         beside["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
-    images, how = split.train if len(split.train_rows) else split.test, {"workers": workers}
+    images = split.train if len(split.train_rows) else split.test
     beside["untrained"] = untrained(
-        encoder, images, seed=config.seed, device=device, network=network, **how
+        encoder, images, seed=config.seed, device=device, workers=workers, network=network
     )
     return beside
 
@@ -315,6 +316,7 @@ class _Trained:
     split: Split
     network: nn.Module | None
     start: Encoder | None
+    teacher: Encoder | None
     log: Logger
 
     def average(self, end: Backbone) -> tuple[Encoder, Average]:
@@ -357,7 +359,10 @@ class _Trained:
             own = self.start.details
             details["start"] = without_folder(config.encoder)
             details |= {key: own[key] for key in TAKEN_OVER if key in own}
-        details |= inherited(self.folder, config, details.get("origin"))
+        if self.teacher:
+            details["teacher"] = without_folder(config.teacher)
+            if origin := self.teacher.details.get("origin"):
+                details["origin"] = distilled_origin(origin, details.get("origin"))
         trained = merged(self.method.backbone)
         if config.encoder:
             kept, average = self.average(trained)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from nearkin.data.views import input_statistics, normalize
 from nearkin.distributed import all_reduce_max, free_memory, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, weight_bytes, write_encoder
 from nearkin.encoders.inference import images_at_once
-from nearkin.encoders.origin import without_folder
 from nearkin.errors import DataError, OutputError, ResourceError
 from nearkin.evaluation.embeddings import images_per_shard
 from nearkin.files import read_sealed, write_sealed
@@ -80,29 +79,16 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
     return load(folder.teacher, trust_remote_code=True)  # the same one, as written
 
 
-def inherited(
-    folder: RunFolder, config: TrainConfig, start: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return what a student's file says of its teacher: its name, its origin and its license.
-
-    `start` is the origin of what the student started from, which is stated, too.
-    """
-    if not config.teacher:
-        return {}
-    details: dict[str, Any] = {"teacher": without_folder(config.teacher)}
-    teacher = load(folder.teacher, trust_remote_code=config.trust_remote_code)
-    if origin := teacher.details.get("origin"):
-        details["origin"] = _distilled(origin, start)
-    return details
-
-
-def _distilled(teacher: Mapping[str, str], start: Mapping[str, str] | None) -> dict[str, str]:
+def distilled_origin(
+    teacher: Mapping[str, str], start: Mapping[str, str] | None
+) -> dict[str, str]:
     """Return the origin of a student by those of its teacher and its start, with both licenses.
 
     >>> teacher = {"source": "big.pth", "license": "CC-BY-NC-4.0", "sha256": "ab"}
-    >>> print(_distilled(teacher, None)["source"])
+    >>> print(distilled_origin(teacher, None)["source"])
     distilled from big.pth
-    >>> print(*_distilled(teacher, dict(source="s.pth", license="MIT", sha256="cd")).values())
+    >>> start = {"source": "s.pth", "license": "MIT", "sha256": "cd"}
+    >>> print(*distilled_origin(teacher, start).values())
     distilled from big.pth into s.pth MIT and CC-BY-NC-4.0 cd
     """
     source = f"distilled from {teacher['source']}"
