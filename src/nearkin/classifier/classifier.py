@@ -238,7 +238,12 @@ def read_classifier(path: Path) -> Classifier:
     with usable(path, "make it again"):
         metadata, tensors = read_tensors(path, "nearkin")
         check_format(metadata["format"], FORMATS)
-        reference = _reference(tensors, metadata["outliers"])
+        learned: dict[str, Any] = {
+            name: tensors.pop(f"reference.{name}").numpy()
+            for name in ("cluster", "labeled", "sizes")
+        }
+        features = tensors.pop("reference.features").float()
+        reference = Reference(features, **learned, **metadata["outliers"])
         heads, layer = _heads(tensors, metadata["temperature"]), _layer(tensors)
         modules, pooling = nn.ModuleDict({"layer": layer, "heads": heads}), _pooling(tensors)
         if pooling is not None:
@@ -278,15 +283,6 @@ def _check(classifier: Classifier) -> None:
     if not all(fits):
         raise ValueError("its parts do not fit together")
     views_of(DiscoverConfig(augment=drawn.augment, seed=drawn.seed).augment, ("strong",))
-
-
-def _reference(tensors: dict[str, Tensor], outliers: Mapping[str, Any]) -> Reference:
-    """Take the images that were learned from out of the tensors of a file."""
-    features = tensors.pop("reference.features").float()
-    own: dict[str, Any] = {
-        name: tensors.pop(f"reference.{name}").numpy() for name in ("cluster", "labeled", "sizes")
-    }
-    return Reference(features, **own, **outliers)
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:

@@ -181,7 +181,11 @@ class Extraction:
 
     def _features(self, num_views: int) -> Found:
         """Return the features of all images as they are, or of so many views of each."""
-        kept, rows = self._kept(num_views), range(len(self.images))
+        drawn = [self.drawn.augment, self.drawn.seed, num_views] if num_views else []
+        program = "openvino" if self.compiled and is_installed() else "torch"
+        how = self.device.type, self.precision, program
+        kept = KeptFeatures.of(self.encoder, self.images, drawn, how, self.aside)
+        rows = range(len(self.images))
         size = images_per_shard(len(rows), self.device)
         shards = [rows[first : first + size] for first in rows[::size]]
         stored = ((shard, self._stored(kept, shard, num_views)) for shard in shards)
@@ -201,12 +205,6 @@ class Extraction:
         kept.trim()
         bad = {shard[row]: why for shard, (_, own) in found.items() for row, why in own.items()}
         return torch.cat([found[shard][0] for shard in shards], dim=1), bad
-
-    def _kept(self, num_views: int) -> KeptFeatures:
-        views = [self.drawn.augment, self.drawn.seed, num_views] if num_views else []
-        program = "openvino" if self.compiled and is_installed() else "torch"
-        how = self.device.type, self.precision, program
-        return KeptFeatures.of(self.encoder, self.images, views, how, self.aside)
 
     def _stored(self, kept: KeptFeatures, shard: range, num_views: int) -> Found | None:
         """Return what is kept of some images; None if nothing is, or a bad one can be read now."""

@@ -253,22 +253,19 @@ class Checkpointer:
             UnsavedError: If the `last` one, or three in a row, cannot be written.
             DivergedError: If what stands is no longer finite.
         """
-        self.done = done
-        due = requested or (self.files is not None and (last or self._is_due()))
+        self.done, started = done, time.monotonic()
+        is_due = started - self._last >= self._pause
+        if self.every != "auto":
+            is_due = done % int(self.every) == 0
+        due = requested or (self.files is not None and (last or is_due))
         if not all_reduce_max(int(due)):
             return
-        started = time.monotonic()
         with failing_together():
             state = state_of(done, self.method, self.optimizer)
             if self.files:
                 self._save(self.files, state, last)
         self._last = time.monotonic()
         self._pause = max(INTERVAL, (self._last - started) / SHARE)
-
-    def _is_due(self) -> bool:
-        if self.every == "auto":
-            return time.monotonic() - self._last >= self._pause
-        return self.done % int(self.every) == 0
 
     def _save(self, files: Files, state: State, last: bool) -> None:
         try:
