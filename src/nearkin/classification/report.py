@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec import structs
 
-from nearkin.classification.outcome import OURS, ClassFigures, Outcome
+from nearkin.classification.outcome import OURS, Outcome
 from nearkin.classifier.report import class_views, score_meaning, tiles, write_results
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.evaluate import metric_rows
@@ -195,14 +195,11 @@ def _confusion(outcome: Outcome) -> tuple[Confusion, ...]:
 def _views(outcome: Outcome) -> Iterator[ClassView]:
     """Yield each class with the images that are assigned to it."""
     for number, view in class_views(outcome.assignments).items():
-        yield structs.replace(view, truth=_truth(outcome.figures[number]))
-
-
-def _truth(figures: ClassFigures) -> str:
-    if not figures.predicted:
-        return ""
-    share = figures.correct / figures.predicted
-    return f"{share:.0%} of {count(figures.predicted, 'labeled image')} among them are of it."
+        own, truth = outcome.figures[number], ""
+        if own.predicted:
+            images = count(own.predicted, "labeled image")
+            truth = f"{own.correct / own.predicted:.0%} of {images} among them are of it."
+        yield structs.replace(view, truth=truth)
 
 
 def _unsure(outcome: Outcome) -> Tiles:

@@ -132,8 +132,9 @@ def train_encoder(
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
-    parts = method, batches, monitor, split, network, start, teacher, log
-    _Trained(folder, config, *parts).evaluate(on_embeddings)
+    _Trained(
+        folder, config, method, batches, monitor, split, network, start, teacher, log
+    ).evaluate(on_embeddings)
     return True
 
 
