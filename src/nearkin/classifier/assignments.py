@@ -138,7 +138,7 @@ def assign(
     neighbor_agreement = np.full(len(rows), np.nan)
     if near.rows.shape[1]:
         neighbor_agreement = (reference.cluster[near.rows] == cluster[:, None]).mean(axis=1)
-    means = compare_with_means(reference.features, reference, features, cluster, near.own)
+    means = compare_with_means(reference, features, cluster, near.own)
     novel = cluster >= predictions.num_known
     conditions = {
         "outlier": predictions.outlier[rows],

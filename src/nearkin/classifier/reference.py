@@ -240,19 +240,15 @@ class Means(NamedTuple):
 
 
 def compare_with_means(
-    bank: Bank,
-    reference: Reference,
-    features: Features,
-    cluster: Clusters,
-    own: Int[np.ndarray, " n"],
+    reference: Reference, features: Features, cluster: Clusters, own: Int[np.ndarray, " n"]
 ) -> Means:
     """Compare images, with unit `features` and classes `cluster`, with the means of classes.
 
-    `bank` are unit features of the images of the reference in the same space. A mean leaves out
-    the image's `own` row of it (-1 where there is none): a mean with the image in it is too
-    similar, the more so the fewer there are.
+    The reference has unit features in the same space. A mean leaves out the image's `own` row of
+    it (-1 where there is none): a mean with the image in it is too similar, the more so the fewer
+    there are.
     """
-    count = len(reference.sizes)
+    bank, count = reference.features, len(reference.sizes)
     sums = class_sums(bank, reference.cluster, count)[torch.from_numpy(cluster)]
     is_own = (own >= 0) & (reference.cluster[own] == cluster)
     others = unit(sums - torch.from_numpy(is_own[:, None]) * features)

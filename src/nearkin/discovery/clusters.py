@@ -93,9 +93,7 @@ def describe_clusters(
         np.arange(len(classes)),
     )
     none = np.full(len(classes), -1)
-    nearest = compare_with_means(
-        reference.features, reference, unit(sums), every, none
-    ).nearest_known
+    nearest = compare_with_means(reference, unit(sums), every, none).nearest_known
 
     def describe(number: int) -> Cluster:
         members = typical(assignments, number)
