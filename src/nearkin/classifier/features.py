@@ -181,7 +181,9 @@ class Extraction:
 
     def _features(self, num_views: int) -> Found:
         """Return the features of all images as they are, or of so many views of each."""
-        drawn = [self.drawn.augment, self.drawn.seed, num_views] if num_views else []
+        drawn: list[Augment | int] = []  # of images as they are
+        if num_views:
+            drawn = [self.drawn.augment, self.drawn.seed, num_views]
         program = "openvino" if self.compiled and is_installed() else "torch"
         how = self.device.type, self.precision, program
         kept = KeptFeatures.of(self.encoder, self.images, drawn, how, self.aside)
