@@ -282,7 +282,8 @@ def _check(classifier: Classifier) -> None:
     )
     if not all(fits):
         raise ValueError("its parts do not fit together")
-    views_of(DiscoverConfig(augment=drawn.augment, seed=drawn.seed).augment, ("strong",))
+    views: Any = drawn.augment
+    views_of(DiscoverConfig(augment=views, seed=drawn.seed).augment, ("strong",))
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
