@@ -124,6 +124,8 @@ def build_predictions(features, probability, label, num_known=2, *, by_view=None
         label=np.asarray(label),
         classes=(*known, *(f"new-{c + 1}" for c in range(classes - num_known))),
         num_known=num_known,
+        distance=np.zeros(count),
+        outlier=np.zeros(count, bool),
     )
 
 

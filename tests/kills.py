@@ -98,12 +98,14 @@ AIMS = {
     "half of metrics": Aim(FLUSH, "pathlib.Path.open", "half"),
     "metrics, before fsync": Aim(FLUSH, "os.fsync", "before"),
     "metrics ahead of checkpoint": Aim(FLUSH, FLUSH, "after"),
-    "after the last save": Aim(SAVE, SAVE, "after", lambda _, step, *_rest: step == TOTAL, False),
+    "after the last save": Aim(
+        SAVE, SAVE, "after", lambda _, state: state["step"] == TOTAL, False
+    ),
     "half an encoder": Aim(ENCODER, "pathlib.Path.open", "half", often=False),
     "evaluation": Aim(EVALUATE, "nearkin.evaluation.evaluate._measured", "before", often=False),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
     "half a teacher": Aim(f"{TEACHER}.write_encoder", "pathlib.Path.open", "half", often=False),
-    "half of its features": Aim(f"{TEACHER}.TeacherFiles.write", "pathlib.Path.open", "half"),
+    "half of its features": Aim(f"{TEACHER}.CachedTeacher.write", "pathlib.Path.open", "half"),
     "all of its features": Aim(f"{TEACHER}.compute", f"{TEACHER}.compute", "after", often=False),
 }
 """Half of all kills; the others come at random."""

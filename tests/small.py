@@ -192,6 +192,11 @@ def _save_result(rank: int, function, folder: str) -> None:
         torch.save(function(rank), f"{folder}/{rank}.pt")
 
 
+def save(folder, step, method, optimizer, **options):
+    """Write a checkpoint of what a method and its optimizer hold, and return its path."""
+    return checkpoint.save(folder, checkpoint.state_of(step, method, optimizer), **options)
+
+
 @unchecked()
 def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches=batch_for):
     """Train and return the losses and the optimizer.

@@ -170,6 +170,8 @@ def test_a_row_depends_on_its_image_and_on_what_was_learned_alone():
             by_view=predictions.by_view[:, [row]],
             features=predictions.features[[row]],
             label=predictions.label[[row]],
+            distance=predictions.distance[[row]],
+            outlier=predictions.outlier[[row]],
         )
         assert list(module.assign(alone, reference).table()) == [expected]
     held_out = (predictions.label != UNLABELED) & ~np.isin(np.arange(80), rows)

@@ -226,7 +226,7 @@ def prepare(aim=None, nth=1, cache=None):
     return change
 
 
-WRITE = "nearkin.classifier.kept.write_shard"
+WRITE = "nearkin.classifier.kept.KeptFeatures.write"
 AIMS = {16: (Aim(WRITE, "os.fsync", "before"), 2), 48: (Aim(WRITE, WRITE, "after"), 3)}
 """Kills, by the number of images whose features the run that goes on does not compute again."""
 

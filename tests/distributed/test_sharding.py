@@ -124,10 +124,9 @@ def train_on_rank(rank: int, folder: Path) -> dict:
         begin_elsewhere(method, rank)
         network = divided(method, optimizer)
         losses = train(network, optimizer, name, HALF, 0, rank, 2)
-        if rank:
-            checkpoint.join_save(HALF, network, optimizer)
-        else:
-            checkpoint.save(folder / name, HALF, network, optimizer)
+        state = checkpoint.state_of(HALF, network, optimizer)
+        if rank == 0:
+            checkpoint.save(folder / name, state)
         all_reduce_max(0)  # it is written
         losses += train(network, optimizer, name, STEPS, HALF, rank, 2)
         gather_weights(method, network)

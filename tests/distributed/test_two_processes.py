@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import begin_elsewhere, difference, of_two_processes, run, shares, small
+from small import begin_elsewhere, difference, of_two_processes, run, save, shares, small
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -17,7 +17,6 @@ import nearkin.distributed
 import nearkin.training.loop
 from nearkin.memory import Queue
 from nearkin.methods import METHODS
-from nearkin.training import checkpoint
 
 STEPS, HALF = 4, 2
 CONTROLLED = 3
@@ -77,7 +76,7 @@ def train_on_rank(rank: int, folder: Path) -> dict:
         begin_elsewhere(method, rank)
         losses, optimizer = train(method, name, rank, 2, until=HALF)
         if rank == 0:
-            checkpoint.save(folder / name / "half of two", HALF, method, optimizer)
+            save(folder / name / "half of two", HALF, method, optimizer)
         more, _ = train(method, name, rank, 2, until=STEPS, start=(HALF, optimizer))
         train(continued, name, rank, 2, until=STEPS, folder=folder / name / "half of one")
         outcomes[name] = losses + more, method.state_dict(), continued.state_dict()
@@ -104,7 +103,7 @@ def alone(folder):
     for name in METHODS:
         method = small(name)
         losses, optimizer = train(method, name, until=HALF)
-        checkpoint.save(folder / name / "half of one", HALF, method, optimizer)
+        save(folder / name / "half of one", HALF, method, optimizer)
         more, _ = train(method, name, until=STEPS, start=(HALF, optimizer))
         outcomes[name] = losses + more, method.state_dict()
     return outcomes

@@ -5,7 +5,7 @@ import pytest
 import torch
 from builders import pixels
 from nearkin_command import run as nearkin
-from small import PARTED, as_double, assert_same_state, batch_for, run, small
+from small import PARTED, as_double, assert_same_state, batch_for, run, save, small
 from torch.nn.functional import conv2d
 
 from nearkin.data.augmentations import views_of
@@ -18,7 +18,6 @@ from nearkin.methods import METHODS
 from nearkin.metrics.neighbors import nearest
 from nearkin.networks.batch_norm import GroupedBatchNorm
 from nearkin.run.folder import RunFolder
-from nearkin.training import checkpoint
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer
 
@@ -63,7 +62,7 @@ def test_a_gpu_trains_what_a_processor_trains(name):
 def test_resuming_on_a_gpu_goes_on_from_the_same_step(name, tmp_path):
     whole, losses, _ = train(name, GPU)
     first, early, optimizer = train(name, GPU, until=3)
-    checkpoint.save(tmp_path, 3, first, optimizer)
+    save(tmp_path, 3, first, optimizer)
     second, late, _ = train(name, GPU, folder=tmp_path)
     assert early + late == pytest.approx(losses, rel=1e-9)
     assert_same_state(second.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)

@@ -18,7 +18,7 @@ import pytest
 from builders import pixels
 from discoveries import bytes_of
 from processes import fork
-from small import small, spawn
+from small import save, small, spawn
 
 from nearkin import files
 from nearkin.commands.train import train
@@ -113,9 +113,9 @@ def saved(tmp_path):
     """Saves a checkpoint of a step, all but the newest one of which go; that of step 1 is there."""
     method = small("simclr")
     optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
-    save = lambda step: checkpoint.save(tmp_path, step, method, optimizer, keep=1)
-    save(1)
-    return save
+    keep_newest = lambda step: save(tmp_path, step, method, optimizer, keep=1)
+    keep_newest(1)
+    return keep_newest
 
 
 def broken(_):

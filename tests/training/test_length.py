@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import pixels
 from nearkin_command import run
-from small import same
+from small import same, save
 
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
@@ -95,7 +95,7 @@ def test_networks_that_ask_for_the_version_of_their_weights_are_given_them_back(
     with undone(method):
         method.backbone.body.layers[0].weight.data.zero_()
     assert same(method.state_dict(), before)
-    checkpoint.save(tmp_path, 3, method, optimizer)
+    save(tmp_path, 3, method, optimizer)
     assert checkpoint.load(tmp_path, method, optimizer).step == 3
 
 

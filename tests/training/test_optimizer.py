@@ -500,17 +500,6 @@ def test_a_rate_drops_with_the_first_step_of_an_epoch(steps_per_epoch):
         assert schedule(step / total) == pytest.approx(after)
 
 
-def test_a_schedule_outside_of_its_range_is_refused():
-    drops = partial(warmup_milestones, [0.6])
-    refused = [
-        (warmup_cosine, each) for each in ("warmup 1", "warmup -.1", "final 1.5", "start -.1")
-    ]
-    for schedule, said in [*refused, (drops, "warmup 1"), (drops, "start 1.1")]:
-        name, value = said.split()
-        with pytest.raises(UsageError, match=f"{name} is"):
-            schedule(**{name: float(value)})
-
-
 def test_what_is_frozen_gathers_no_momentum():
     """SwAV's prototypes have a learning rate of zero at first, and gradients all the same."""
     method = small("swav", freeze_until=0.5)

@@ -31,9 +31,9 @@ from nearkin.run.folder import RunFolder
 from nearkin.training.teacher import (
     HALF,
     HEAD,
-    inherited,
+    cached_teacher,
+    distilled_origin,
     open_teacher,
-    teacher_files,
     with_teacher,
 )
 
@@ -266,7 +266,7 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
     batches = student(images=open_images(pixels(1500, side=8)), period=1, size=8)
     kept, encoder = feed(tmp_path, batches, teacher, views=1)
     config = TrainConfig(method="seed", teacher=teacher, teacher_views=1, epochs=1, seed=3)
-    files = teacher_files(RunFolder(tmp_path / "run"), config, batches, encoder)
+    files = cached_teacher(RunFolder(tmp_path / "run"), config, batches, encoder)
     assert files.shards() == [(0, 0), (0, 1024)]
     assert (
         sum(len(read_sealed(files.path(*shard))) - HEAD for shard in files.shards()) == files.bytes
@@ -348,7 +348,8 @@ def test_a_student_that_started_from_an_encoder_states_the_licenses_of_both(dist
     page = html.unescape(student.folder.report.read_text())
     assert f"L{warned[1:]}" in page  # at the beginning of a sentence
     assert source in page
-    same = inherited(taught.folder, config, {**first, "license": "CC-BY-NC-4.0"})["origin"]
+    of_teacher = load(taught.folder.teacher).details["origin"]
+    same = distilled_origin(of_teacher, {**first, "license": "CC-BY-NC-4.0"})
     assert same["license"] == "CC-BY-NC-4.0"
 
 

@@ -6,16 +6,15 @@ out-of-distribution. ICLR 2022, arXiv:2202.10054). Learning rate and epochs are 
 training images, the linear probe itself among the choices.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import Tensor
 
 from nearkin.classification.data import LabeledData
 from nearkin.classification.probes import Trained, head_of
@@ -26,7 +25,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.encoders.encoder import Encoder
 from nearkin.evaluation.embeddings import encode_images
-from nearkin.method import Defaults, Method
+from nearkin.methods.supervised import Supervised
 from nearkin.metrics.probe import (
     LEFT_OUT,
     LinearProbe,
@@ -35,45 +34,18 @@ from nearkin.metrics.probe import (
     log_loss,
     train_probe,
 )
-from nearkin.networks.branch import Backbone, Branch
-from nearkin.objectives import classify
 from nearkin.pace import count
 from nearkin.run.auto import LAYER_DECAY, augment_for, precision_of
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.training.fit import Lead, fit
 from nearkin.training.health import feature_health
-from nearkin.types import Batch, Encoded, Step
 
 RATES: Final = (1e-4, 1e-3)  # Peak learning rates to choose from, of AdamW
 STEPS: Final = (50, 200)  # Lengths to choose from, in steps, as whole epochs
 MAX_EPOCHS: Final = 100
 BATCH_SIZE: Final = 64
 WEIGHT_DECAY: Final = 0.05
-DEFAULT: Final = 0  # The position of the choice where no image can be held out: the gentlest
-
-
-class FineTuning(Method[None]):
-    """The features of a pretrained network, and a layer on top of them, learn the classes.
-
-    Args:
-        backbone: The network. Parts of it that are not trained stay as they are.
-        head: The layer, as it starts.
-    """
-
-    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
-    views: ClassVar[tuple[str, ...]] = ("strong",)
-    uses_labels: ClassVar[bool] = True
-
-    def __init__(self, backbone: Backbone, head: nn.Linear) -> None:
-        super().__init__()
-        self.online = Branch(backbone)
-        self.head = head
-
-    @override
-    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
-        (h,) = encoded
-        return Step(classify(self.head(h), batch.label), memo=None)
 
 
 class Candidate(NamedTuple):
@@ -103,11 +75,12 @@ class FineTuner:
         """Choose among the candidates on held-out training images, then train on all of them."""
         data, layers = self.data, self.config.train_layers
         labels = data.train_labels
-        folds = folds_of(labels[data.train_rows], self._groups, self.config.seed, folds=1)
+        groups = data.images.groups[data.train_rows]
+        folds = folds_of(labels[data.train_rows], groups, self.config.seed, folds=1)
         held_out = data.train_rows[folds != LEFT_OUT]
         inside = data.train_rows[folds == LEFT_OUT]
         candidates = self.candidates(len(data.train_rows))
-        chosen: Candidate | None = candidates[DEFAULT]
+        chosen: Candidate | None = candidates[0]  # the gentlest, where none can be held out
         logits = np.zeros((0, data.num_classes), np.float32)
         if len(held_out):
             chosen, logits = self._choose(candidates, inside, held_out)
@@ -132,17 +105,13 @@ class FineTuner:
         return Trained(
             Encoder(method.backbone.cpu(), self.encoder.preprocessing, details),
             None,
-            method.head.cpu(),
+            method.known.cpu(),
             validated,
             {"lr": chosen.lr, "epochs": chosen.epochs},
             f"Fine-tuning ({layers}) on {len(data.train_rows)} training images from the linear "
             f"probe on, AdamW, learning rate {chosen.lr:g}, {count(chosen.epochs, 'epoch')}: "
             f"{how}. Each layer learns at {self._layer_decay:g} times the rate of the one above.",
         )
-
-    @property
-    def _groups(self) -> Int64[np.ndarray, " train"]:
-        return np.asarray(self.data.images.groups[self.data.train_rows])
 
     @property
     def _layer_decay(self) -> float:
@@ -172,36 +141,24 @@ class FineTuner:
 
         None is the linear probe, which only what was given in full is not compared with.
         """
-        truth = self.data.images.labels[held_out]
-        tried = list(self._tried(candidates, inside, held_out))
-        if self.config.lr != "auto" and self.config.epochs != "auto":
-            tried = tried[1:]
-
-        def rank(position: int) -> tuple[int, float, int]:
-            logits = tried[position][1]
-            right = int((logits.argmax(axis=1) == truth).sum())
-            return -right, log_loss(logits, truth), position
-
-        for position, (candidate, _) in enumerate(tried):
-            wrong, loss, _ = rank(position)
-            name = "linear probe" if candidate is None else f"fine-tuning, {candidate}"
-            self.log.info(
-                f"{name}: {-wrong} of {len(truth)} held-out images right, loss {loss:.3f}"
-            )
-        return tried[min(range(len(tried)), key=rank)]
-
-    def _tried(
-        self,
-        candidates: Sequence[Candidate],
-        inside: Int64[np.ndarray, " inside"],
-        held_out: Int64[np.ndarray, " held_out"],
-    ) -> Iterator[tuple[Candidate | None, Float32[np.ndarray, "held_out classes"]]]:
-        weight, bias = self._probe(inside).layer()
-        logits = self.features[torch.from_numpy(held_out)] @ weight.T + bias
-        yield None, logits.float().numpy()
+        tried: dict[Candidate | None, Float32[np.ndarray, "held_out classes"]] = {}
+        if "auto" in (self.config.lr, self.config.epochs):
+            weight, bias = self._probe(inside).layer()
+            by_probe = self.features[torch.from_numpy(held_out)] @ weight.T + bias
+            tried[None] = by_probe.float().numpy()
         for candidate in candidates:
             method = self._fitted(f"choice-{candidate}", inside, candidate)
-            yield candidate, self._logits(method, held_out)
+            tried[candidate] = self._logits(method, held_out)
+        truth, ranks = self.data.images.labels[held_out], dict[Candidate | None, Any]()
+        for each, logits in tried.items():
+            right, loss = int((logits.argmax(axis=1) == truth).sum()), log_loss(logits, truth)
+            name = "linear probe" if each is None else f"fine-tuning, {each}"
+            self.log.info(
+                f"{name}: {right} of {len(truth)} held-out images right, loss {loss:.3f}"
+            )
+            ranks[each] = -right, loss
+        best = min(ranks, key=ranks.__getitem__)  # the first of equal ones
+        return best, tried[best]
 
     def _probe(self, rows: Int64[np.ndarray, " rows"]) -> LinearProbe:
         return train_probe(
@@ -212,28 +169,29 @@ class FineTuner:
         )
 
     def _logits(
-        self, method: FineTuning, rows: Int64[np.ndarray, " rows"]
+        self, method: Supervised, rows: Int64[np.ndarray, " rows"]
     ) -> Float32[np.ndarray, "rows classes"]:
         encoder = Encoder(method.backbone, self.encoder.preprocessing, {})
         embedded = encode_images(
             encoder, self.data.images.subset(rows), device=self.device, workers=self.workers
         )
         with torch.inference_mode():
-            logits: Tensor = method.head.cpu()(embedded.tensor)
+            logits: Tensor = method.known.cpu()(embedded.tensor)
         return logits.float().numpy()
 
     def _fitted(
         self, name: str, rows: Int64[np.ndarray, " rows"], candidate: Candidate
-    ) -> FineTuning:
+    ) -> Supervised:
         """Train on these images from the newest checkpoint of a stage, to the last step."""
         images = self.data.images.subset(rows)
         backbone = trainable_copy(self.encoder.backbone, self.config.train_layers)
-        method = FineTuning(backbone, head_of(self._probe(rows)))
+        method = Supervised(backbone, num_known_classes=self.data.num_classes)
+        method.known.load_state_dict(head_of(self._probe(rows)).state_dict())
         method = method.to(self.device).to(memory_format=torch.channels_last)
         batch, size = self.batch_size(len(rows)), self.encoder.image_size
         augment = self.config.augment
         if augment == "auto":
-            augment = stored_views(augment_for(FineTuning.defaults, self.data.images, size))
+            augment = stored_views(augment_for(Supervised.defaults, self.data.images, size))
         config = TrainConfig(
             method="supervised",
             image_size=size,
@@ -253,7 +211,7 @@ class FineTuner:
         )
         feed = Batches.of(
             self.encoder.preprocessing.applied(images),
-            views_of(config.augment, FineTuning.views),
+            views_of(config.augment, Supervised.views),
             image_size=size,
             sampler=RandomBatchSampler(len(images), batch, config.seed),
             device=self.device,

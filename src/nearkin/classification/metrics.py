@@ -1,6 +1,5 @@
 """Metrics of a classification on held-out images, beside its baselines."""
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -130,7 +129,7 @@ def _outlier_scores(predictions: Predictions, data: LabeledData) -> list[Metric]
     """Return how well test images of classes that were not learned are told from the others."""
     distance, truth = predictions.distance, data.images.labels[data.test_rows]
     unseen = truth >= data.num_classes
-    if distance is None or unseen.all() or not unseen.any():
+    if unseen.all() or not unseen.any():
         return []
     value = outlier_auroc(distance[data.test_rows], unseen)
     protocol: Protocol = {
@@ -167,13 +166,8 @@ def baselines(
 ) -> dict[str, list[Metric]]:
     """Measure what a classifier stands beside, on the same images with the same labels.
 
-    Args:
-        data: The images; no baseline where none is held out.
-        features: Of all images, by the encoder as it was given.
-        linear: Whether a linear probe on them is one, and not the classifier itself.
-        seed: Of the folds by which a probe is chosen.
-        workers: Processes that decode photographs.
-        on_progress: Receives the progress.
+    `features` are those of all images by the encoder as it was given; a linear probe on them is a
+    baseline if it is not the classifier itself.
     """
     train, test, labels = data.train_rows, data.test_rows, data.images.labels
     if not len(test):
@@ -184,18 +178,13 @@ def baselines(
         return fitted.predict(x[torch.from_numpy(test)])
 
     bank, queries = (features[torch.from_numpy(rows)] for rows in (train, test))
-    predicted: dict[str, Callable[[], Int64[np.ndarray, " test"]]] = {
-        LINEAR: lambda: probe(features),
-        NEIGHBORS: lambda: predict(bank, labels[train], queries),
-        TITLES["pixels"]: lambda: probe(_pixels(data, workers, on_progress)),
-        MAJORITY: lambda: np.full(len(test), np.bincount(labels[train]).argmax()),
-    }
-    if not linear:
-        del predicted[LINEAR]
-    if len(data.images) > PIXEL_BANK:
-        del predicted[TITLES["pixels"]]
+    predicted = {LINEAR: probe(features)} if linear else {}
+    predicted[NEIGHBORS] = predict(bank, labels[train], queries)
+    if len(data.images) <= PIXEL_BANK:
+        predicted[TITLES["pixels"]] = probe(_pixels(data, workers, on_progress))
+    predicted[MAJORITY] = np.full(len(test), np.bincount(labels[train]).argmax())
     truth, groups = labels[test], data.images.groups[test]
-    return {name: scores(each(), truth, groups) for name, each in predicted.items()}
+    return {name: scores(each, truth, groups) for name, each in predicted.items()}
 
 
 def _pixels(

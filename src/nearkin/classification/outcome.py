@@ -1,13 +1,13 @@
 """What a classification learned: the classifier, its predictions, and labels to check."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from nearkin.classification.data import LabeledData
@@ -64,15 +64,10 @@ class Outcome:
     assignments: Assignments  # Of all images that were not learned from
     metrics: Mapping[str, list[Metric]]  # Of the classifier, `OURS`, and of each baseline
 
-    @property
-    def test_rows(self) -> Int64[np.ndarray, " test"]:
-        """The labeled images that were held out."""
-        return self.dataset.test_rows
-
     @cached_property
     def figures(self) -> list[ClassFigures]:
         """What is known of each class, those that only test images have included."""
-        images, train, test = self.dataset.images, self.dataset.train_rows, self.test_rows
+        images, train, test = self.dataset.images, self.dataset.train_rows, self.dataset.test_rows
         truth, predicted = images.labels[test], self.predictions.cluster[test]
         right, groups = truth == predicted, images.groups[test]
 
@@ -125,8 +120,9 @@ class Outcome:
 
     def reliability(self) -> list[tuple[float, float, int]]:
         """Return mean score, accuracy and number of test images, in up to ten equal bins."""
-        truth = self.dataset.images.labels[self.test_rows]
-        probability = calibrated(self.classifier, self.predictions.probability[self.test_rows])
+        rows = self.dataset.test_rows
+        truth = self.dataset.images.labels[rows]
+        probability = calibrated(self.classifier, self.predictions.probability[rows])
         score, correct = probability.max(axis=1), probability.argmax(axis=1) == truth
         order = np.array_split(score.argsort(kind="stable"), min(BINS, max(1, len(score) // 5)))
         return [
@@ -148,7 +144,7 @@ class Outcome:
             "classes": [dict(zip(each._fields[:5], each, strict=False)) for each in self.figures],
             "sizes": {
                 "train": len(self.dataset.train_rows),
-                "test": len(self.test_rows),
+                "test": len(self.dataset.test_rows),
                 "unlabeled": self.dataset.num_unlabeled,
             },
             "metrics": {
@@ -170,12 +166,19 @@ def softmax(logits: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n clas
     return np.asarray(scipy_softmax(logits, axis=1))
 
 
-def build_classifier(trained: Trained, data: LabeledData) -> Classifier:
-    """Return the classifier, calibrated on training images while they were held out."""
+def build_classifier(
+    trained: Trained, data: LabeledData, features: Float[Tensor, "images dim"]
+) -> Classifier:
+    """Return the classifier, calibrated on training images while they were held out.
+
+    `features` are those that it takes, of all images.
+    """
     validated, calibration = trained.validated, None
     if len(validated.rows):
         groups = data.images.groups[validated.rows]
         calibration = fit_calibration(softmax(validated.logits), validated.target, groups)
+    rows = data.train_rows
+    learned, labels = features[torch.from_numpy(rows)], data.train_labels[rows]
     return Classifier(
         layer=nn.Identity(),
         heads=trained.head.eval().requires_grad_(False),
@@ -183,22 +186,11 @@ def build_classifier(trained: Trained, data: LabeledData) -> Classifier:
         num_known=data.num_classes,
         calibration=calibration,
         drawn=UNTOUCHED,
+        reference=reference_of(learned, labels, np.ones(len(rows), bool), data.num_classes),
         kind="classification",
         pooling=trained.pooling,
         digest=trained.encoder.digest,
     )
-
-
-def with_reference(
-    classifier: Classifier, features: Float[Tensor, "images dim"], data: LabeledData
-) -> Classifier:
-    """Return a classifier that knows the images it learned from, by the features it takes."""
-    rows = data.train_rows
-    labels = data.train_labels[rows]
-    reference = reference_of(
-        features[torch.from_numpy(rows)], labels, np.ones(len(rows), bool), data.num_classes
-    )
-    return replace(classifier, reference=reference)
 
 
 def predictions_of(

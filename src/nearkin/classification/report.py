@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec import structs
 
-from nearkin.classification.outcome import OURS, ClassFigures, Outcome
+from nearkin.classification.outcome import OURS, Outcome
 from nearkin.classifier.report import class_views, score_meaning, tiles, write_results
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.evaluate import metric_rows
@@ -118,7 +118,7 @@ def _lead(outcome: Outcome) -> str:
     return (
         f"{count(len(dataset.train_rows), 'labeled image')} of "
         f"{count(dataset.num_classes, 'class')} trained {trained} ({backbone}). "
-        f"{count(len(outcome.test_rows), 'other labeled image')} held out; "
+        f"{count(len(outcome.dataset.test_rows), 'other labeled image')} held out; "
         f"{count(dataset.num_unlabeled, 'image')} had no label. All images that were not learned "
         "from are classified."
     )
@@ -184,7 +184,7 @@ def _results(outcome: Outcome) -> Iterator[Table]:
 
 
 def _confusion(outcome: Outcome) -> tuple[Confusion, ...]:
-    images, rows = outcome.dataset.images, outcome.test_rows
+    images, rows = outcome.dataset.images, outcome.dataset.test_rows
     if not len(rows):
         return ()
     pairs = np.stack([images.labels[rows], outcome.predictions.cluster[rows]], axis=1)
@@ -195,14 +195,11 @@ def _confusion(outcome: Outcome) -> tuple[Confusion, ...]:
 def _views(outcome: Outcome) -> Iterator[ClassView]:
     """Yield each class with the images that are assigned to it."""
     for number, view in class_views(outcome.assignments).items():
-        yield structs.replace(view, truth=_truth(outcome.figures[number]))
-
-
-def _truth(figures: ClassFigures) -> str:
-    if not figures.predicted:
-        return ""
-    share = figures.correct / figures.predicted
-    return f"{share:.0%} of {count(figures.predicted, 'labeled image')} among them are of it."
+        own, truth = outcome.figures[number], ""
+        if own.predicted:
+            images = count(own.predicted, "labeled image")
+            truth = f"{own.correct / own.predicted:.0%} of {images} among them are of it."
+        yield structs.replace(view, truth=truth)
 
 
 def _unsure(outcome: Outcome) -> Tiles:
@@ -241,7 +238,7 @@ def _confidence(outcome: Outcome) -> str:
 
 
 def _reliability(outcome: Outcome) -> Iterator[Chart]:
-    bins = outcome.reliability() if len(outcome.test_rows) else []
+    bins = outcome.reliability() if len(outcome.dataset.test_rows) else []
     if len(bins) > 1:
         ends = sorted({bins[0][0], bins[-1][0]})
         yield Chart(

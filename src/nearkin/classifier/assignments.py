@@ -1,12 +1,12 @@
 """A row per image without a label: its class, how certain that is, and what to look at."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from nearkin.classifier.calibration import Calibration
 from nearkin.classifier.classifier import Predictions
@@ -70,19 +70,14 @@ class Assignments:
     def table(self) -> Iterator[tuple[str | float | None, ...]]:
         """Yield plain values in the order of `COLUMNS`; None where there is no number."""
         names = (*self.classes, "")
-        numbers = (
-            *(self.score, self.margin, self.entropy),
-            *(self.view_agreement, self.neighbor_agreement),
-        )
-        for row, path in enumerate(self.paths):
-            yield (
-                path,
-                names[self.cluster[row]],
-                *(rounded(float(column[row])) for column in numbers),
-                names[self.nearest_known[row]],
-                rounded(float(self.similarity[row])),
-                self.flag[row],
-            )
+        columns: dict[str, Sequence[Any]] = {
+            "path": self.paths,
+            "cluster": self.class_names,
+            "nearest_known": [names[number] for number in self.nearest_known.tolist()],
+            "flag": self.flag,
+        }
+        columns |= {name: list(map(rounded, getattr(self, name).tolist())) for name in NUMBERS}
+        return zip(*(columns[name] for name in COLUMNS), strict=True)
 
 
 COLUMNS: Final = ("path", *(column.name for column in fields(Assignments)[2:]))
@@ -143,10 +138,10 @@ def assign(
     neighbor_agreement = np.full(len(rows), np.nan)
     if near.rows.shape[1]:
         neighbor_agreement = (reference.cluster[near.rows] == cluster[:, None]).mean(axis=1)
-    means = compare_with_means(reference.features, reference, features, cluster, near.own)
+    means = compare_with_means(reference, features, cluster, near.own)
     novel = cluster >= predictions.num_known
     conditions = {
-        "outlier": outliers(predictions)[rows],
+        "outlier": predictions.outlier[rows],
         "tiny-cluster": novel & (reference.sizes[cluster] < _tiny(reference, predictions)),
         "maybe-known": novel & (means.similarity > means.own),
         "border": (view_agreement < BORDER_AGREEMENT) | (first - second < BORDER_MARGIN),
@@ -168,13 +163,6 @@ def assign(
         similarity=means.similarity,
         flag=tuple(flag.tolist()),
     )
-
-
-def outliers(predictions: Predictions) -> Bool[np.ndarray, " images"]:
-    """Whether images are outliers; none is without a reference."""
-    if predictions.outlier is None:
-        return np.zeros(len(predictions.paths), bool)
-    return predictions.outlier
 
 
 def _tiny(reference: Reference, predictions: Predictions) -> float:

@@ -36,11 +36,8 @@ FORMATS: Final = ("3",)
 Kind = Literal["discovery", "classification"]
 
 
-AGAIN: Final[Mapping[Kind, str]] = {
-    "discovery": "discover again",
-    "classification": "classify again",
-}
-"""What to do if a classifier is of no use, by its kind."""
+VERBS: Final[Mapping[Kind, str]] = {"discovery": "discover", "classification": "classify"}
+"""What makes a classifier, by its kind."""
 
 
 def heads_of(method: Method[Any]) -> nn.Module:
@@ -86,6 +83,12 @@ def class_probability(
     return logits.softmax(dim=1)
 
 
+def pooled(encoder: Encoder, pooling: AttentivePooling, dim: int) -> Encoder:
+    """Return an encoder whose `dim` features are its tokens, pooled."""
+    network = Backbone(nn.Sequential(encoder.tokens, pooling), dim)
+    return Encoder(network, encoder.preprocessing, encoder.details)
+
+
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """One row per image. The known classes come first, in their order, then the novel ones."""
@@ -99,9 +102,9 @@ class Predictions:
     label: Int[np.ndarray, " images"]  # Known classes, `UNLABELED` for images without a label
     classes: tuple[str, ...]  # Names of all classes: the known ones, then new-1, new-2, ..
     num_known: int
-    distance: Float[np.ndarray, " images"] | None = None
-    """To the images that were learned from, see `Reference`; None without a reference."""
-    outlier: Bool[np.ndarray, " images"] | None = None
+    distance: Float[np.ndarray, " images"]
+    """To the images that were learned from, see `Reference`."""
+    outlier: Bool[np.ndarray, " images"]
 
     @property
     def cluster(self) -> Int[np.ndarray, " images"]:
@@ -119,11 +122,10 @@ class Classifier:
     num_known: int
     calibration: Calibration | None
     drawn: ViewSettings  # The views of new images
+    reference: Reference  # The images that it learned from
     kind: Kind = "discovery"
     pooling: AttentivePooling | None = None
     """What pools the encoder's tokens, where the classifier does not take its features."""
-    reference: Reference | None = None
-    """The images that it learned from; None before they are classified."""
     digest: str = ""  # Of the encoder that it was trained with; "" where the file does not say
 
     @property
@@ -136,15 +138,12 @@ class Classifier:
         """Return the encoder of the features it takes, or refuse one that does not fit."""
         self._check_origin(encoder)
         fitting = encoder
-        if self.pooling is not None:
-            tokens = encoder.tokens
-            if tokens.dim == len(self.pooling.mean):
-                pooled = Backbone(nn.Sequential(tokens, self.pooling), self.dim)
-                fitting = Encoder(pooled, encoder.preprocessing, encoder.details)
+        if self.pooling is not None and encoder.tokens.dim == len(self.pooling.mean):
+            fitting = pooled(encoder, self.pooling, self.dim)
         if fitting.num_features != self.dim:
             raise CheckpointError(
                 f"classifier.safetensors is of another encoder: it takes {self.dim} features, "
-                f"and this one gives {fitting.num_features}; {AGAIN[self.kind]}"
+                f"and this one gives {fitting.num_features}; {VERBS[self.kind]} again"
             )
         return fitting
 
@@ -163,18 +162,16 @@ class Classifier:
     @property
     def top_reference(self) -> Reference:
         """The images that it learned from, with the unit features that the heads take."""
-        assert self.reference is not None
         with torch.inference_mode():
-            return replace(
-                self.reference, features=unit(apply_layer(self.layer, self.reference.features))
-            )
+            features = unit(apply_layer(self.layer, self.reference.features))
+            return replace(self.reference, features=features)
 
     def _check_origin(self, encoder: Encoder) -> None:
         if self.digest not in ("", encoder.digest):
             raise CheckpointError(
                 "classifier.safetensors is of another encoder: the weights, the architecture or "
                 "the preprocessing of this one differ from what it was trained with; bring that "
-                f"encoder back, or {AGAIN[self.kind]}"
+                f"encoder back, or {VERBS[self.kind]} again"
             )
 
     def predict(
@@ -187,18 +184,13 @@ class Classifier:
     ) -> Predictions:
         """Classify images by an encoder's features of them and of their views.
 
-        Args:
-            cached: Their features.
-            paths: Their names.
-            label: Their known classes, `UNLABELED` for images without a label.
-            excluded: Classes that an image is known not to have, as the known ones are for the
-                images of a discovery in mode ncd. None: any image may be of any class.
+        `label` has their known classes, or `UNLABELED`; `excluded` are those that an image is
+        known not to have, as the known ones are for the images of a discovery in mode ncd.
         """
 
         def probability(features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
             return class_probability(self.heads, apply_layer(self.layer, features), excluded)
 
-        reference = self.reference
         with torch.inference_mode():
             by_view = [probability(view).argmax(dim=1).numpy() for view in cached.views]
             return Predictions(
@@ -209,8 +201,8 @@ class Classifier:
                 label=label,
                 classes=self.classes,
                 num_known=self.num_known,
-                distance=None if reference is None else reference.distance(cached.center),
-                outlier=None if reference is None else reference.outliers(cached.center),
+                distance=self.reference.distance(cached.center),
+                outlier=self.reference.outliers(cached.center),
             )
 
     def write(self, path: Path) -> None:
@@ -221,7 +213,6 @@ class Classifier:
         if self.pooling is not None:
             modules["pooling"] = self.pooling
         tensors = separate_weights(modules)
-        assert self.reference is not None
         tensors["reference.features"] = self.reference.features
         for name in ("cluster", "labeled", "sizes"):
             tensors[f"reference.{name}"] = torch.from_numpy(getattr(self.reference, name))
@@ -247,7 +238,12 @@ def read_classifier(path: Path) -> Classifier:
     with usable(path, "make it again"):
         metadata, tensors = read_tensors(path, "nearkin")
         check_format(metadata["format"], FORMATS)
-        reference = _reference(tensors, metadata["outliers"])
+        learned: dict[str, Any] = {
+            name: tensors.pop(f"reference.{name}").numpy()
+            for name in ("cluster", "labeled", "sizes")
+        }
+        features = tensors.pop("reference.features").float()
+        reference = Reference(features, **learned, **metadata["outliers"])
         heads, layer = _heads(tensors, metadata["temperature"]), _layer(tensors)
         modules, pooling = nn.ModuleDict({"layer": layer, "heads": heads}), _pooling(tensors)
         if pooling is not None:
@@ -260,9 +256,9 @@ def read_classifier(path: Path) -> Classifier:
             metadata["num_known"],
             Calibration(**metadata["calibration"]) if metadata["calibration"] else None,
             ViewSettings(**metadata["details"]),
+            reference,
             metadata["kind"],
             pooling,
-            reference,
             str(metadata["encoder"]),
         )
         _check(classifier)
@@ -272,42 +268,22 @@ def read_classifier(path: Path) -> Classifier:
 def _check(classifier: Classifier) -> None:
     """Raise an error of any kind if the parts do not fit together."""
     output = classifier.heads(apply_layer(classifier.layer, torch.zeros(1, classifier.dim)))
-    rows, names = output.shape[1], classifier.classes
-    if len(names) != rows or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{rows} classes are not called {names}")
-    if classifier.num_known not in range(rows + 1):
-        raise ValueError(f"{classifier.num_known} of {rows} classes are not known ones")
-    for part in (classifier.heads, classifier.calibration):
-        if not 0 < getattr(part, "temperature", 1) < torch.inf:
-            raise ValueError("a temperature is not above 0")
-    _check_kind(classifier, rows)
-
-
-def _check_kind(classifier: Classifier, rows: int) -> None:
-    """Raise an error of any kind if the parts are not those of the kind of the classifier."""
-    if classifier.kind not in AGAIN:
-        raise ValueError(f"it is of the kind {classifier.kind!r}")
-    augment = classifier.drawn.augment
-    if isinstance(augment, str) and augment not in AUGMENTATIONS:  # but a file, or code
-        raise ValueError(f"{augment!r} is no augmentation of nearkin's")
-    if classifier.kind == "discovery":
-        drawn = asdict(classifier.drawn)
-        if drawn.pop("num_views") not in range(1, MAX_VIEWS + 1):
-            raise ValueError(f"it takes {classifier.drawn.num_views} views of an image")
-        views_of(DiscoverConfig(**drawn).augment, ("strong",))
-    elif classifier.drawn.num_views or classifier.num_known != rows:
-        raise ValueError("a classification has no views, and no novel classes")
-    if classifier.reference is not None:
-        classifier.reference.check(rows, classifier.dim)
-
-
-def _reference(tensors: dict[str, Tensor], outliers: Mapping[str, Any]) -> Reference:
-    """Take the images that were learned from out of the tensors of a file."""
-    features = tensors.pop("reference.features").float()
-    own: dict[str, Any] = {
-        name: tensors.pop(f"reference.{name}").numpy() for name in ("cluster", "labeled", "sizes")
-    }
-    return Reference(features, **own, **outliers)
+    rows, names, drawn = output.shape[1], classifier.classes, classifier.drawn
+    is_discovery = classifier.kind == "discovery"  # else without views and without novel classes
+    parts = classifier.heads, classifier.calibration
+    fits = (
+        classifier.kind in VERBS,
+        len(names) == rows and all(isinstance(name, str) for name in names),
+        classifier.num_known in (range(rows + 1) if is_discovery else [rows]),
+        drawn.num_views in (range(1, MAX_VIEWS + 1) if is_discovery else [0]),
+        not isinstance(drawn.augment, str) or drawn.augment in AUGMENTATIONS,  # no file, no code
+        all(0 < getattr(part, "temperature", 1) < torch.inf for part in parts),
+        classifier.reference.fits(rows, classifier.dim),
+    )
+    if not all(fits):
+        raise ValueError("its parts do not fit together")
+    views: Any = drawn.augment
+    views_of(DiscoverConfig(augment=views, seed=drawn.seed).augment, ("strong",))
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from nearkin.classifier.kept import KeptFeatures, Pass, read_shard
+from nearkin.classifier.kept import KeptFeatures
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.decode import BadImage
@@ -24,7 +24,6 @@ from nearkin.data.views import normalize
 from nearkin.encoders.acceleration import has_openvino
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import Inference, Precision, encode, inference
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, images_per_shard
 from nearkin.pace import tracked
@@ -32,9 +31,8 @@ from nearkin.run.reporter import Reporter, Silent
 from nearkin.schema import Auto
 
 Passes = Float[Tensor, "passes images dim"]
-Rows = range | tuple[int, ...]
-Found = dict[range, tuple[Passes, dict[int, str]]]
-"""The features of each shard, and its unreadable images with the reason."""
+Found = tuple[Passes, dict[int, str]]
+"""The features of some images, and the unreadable ones with the reason, by position."""
 
 
 class CachedFeatures(NamedTuple):
@@ -124,7 +122,7 @@ class _AugmentedViews:
         squares = batches(images.subset(np.flatnonzero(small))) if is_mixed else None
         return cls(batches(images), squares, place)
 
-    def bad_of(self, rows: Rows) -> dict[int, str]:
+    def bad_of(self, rows: range) -> dict[int, str]:
         """Return which of these turned out unreadable, by position; their views are of others."""
         every, squares = self.every.bad, {} if self.squares is None else self.squares.bad
         reasons = (every.get(row, squares.get(int(self.place[row]))) for row in rows)
@@ -146,14 +144,6 @@ class _AugmentedViews:
         ]
         order = np.argsort(np.concatenate([inside for inside, _ in made]))
         return torch.cat([views for _, views in made])[torch.from_numpy(order)]
-
-
-def _is_readable(images: Images, row: int, view: Preprocessing) -> bool:
-    try:
-        view.pixels(images.read(row))
-    except BadImage:
-        return False
-    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,99 +173,81 @@ class Extraction:
         """
         for line in lines(self.encoder.preprocessing.notes(self.images)):
             self.log.info(line)
-        center, bad = self._passes((None,))
-        epochs = tuple(range(self.drawn.num_views))
-        views, bad_views = self._passes(epochs) if epochs else (center[:0], {})
+        center, bad = self._features(0)
+        views, bad_views = center[:0], dict[int, str]()
+        if self.drawn.num_views:
+            views, bad_views = self._features(self.drawn.num_views)
         return Extracted(CachedFeatures(center[0], views), dict(sorted((bad | bad_views).items())))
 
-    def _shards(self, folder: Path | None) -> dict[range, Path | None]:
-        """Return the rows that are computed at a time, and the file of each in a folder."""
-        rows = range(len(self.images))
-        size = images_per_shard(len(rows), self.device)
-        return {
-            rows[first : first + size]: folder and folder / f"{first:09d}.safetensors"
-            for first in rows[::size]
-        }
-
-    def _kept(self, passes: Sequence[Pass]) -> KeptFeatures:
-        views = self.drawn.augment, self.drawn.seed
+    def _features(self, num_views: int) -> Found:
+        """Return the features of all images as they are, or of so many views of each."""
+        drawn: list[Augment | int] = []  # of images as they are
+        if num_views:
+            drawn = [self.drawn.augment, self.drawn.seed, num_views]
         program = "openvino" if self.compiled and has_openvino() else "torch"
         how = self.device.type, self.precision, program
-        return KeptFeatures.of(self.encoder, self.images, passes, *views, how, self.aside)
-
-    def _passes(self, passes: Sequence[Pass]) -> tuple[Passes, dict[int, str]]:
-        """Return the features of some passes over all images, and the unreadable ones."""
-        kept = self._kept(passes)
-        shards = self._shards(kept.folder)
-        shape = len(passes), self.encoder.num_features
-        stored = ((each, read_shard(path, shape, len(each))) for each, path in shards.items())
-        found: Found = {shard: made for shard, made in stored if made is not None}
-        missing = [shard for shard in shards if shard not in found]
-        again = self._readable_again(found)
+        kept = KeptFeatures.of(self.encoder, self.images, drawn, how, self.aside)
+        rows = range(len(self.images))
+        size = images_per_shard(len(rows), self.device)
+        shards = [rows[first : first + size] for first in rows[::size]]
+        stored = ((shard, self._stored(kept, shard, num_views)) for shard in shards)
+        found = {shard: made for shard, made in stored if made is not None}
         if found:
-            views = "" if passes == (None,) else "views of "
-            count = len(self.images) - sum(map(len, missing))
+            views = "views of " if num_views else ""
             self.log.info(
-                f"           features of {views}{count} images were kept in {kept.folder}"
+                f"           features of {views}{sum(map(len, found))} images were kept in "
+                f"{kept.folder}"
             )
-        for shard, computed in zip(missing, self._compute(missing, passes), strict=True):
-            kept.write(shards[shard], *computed)
+        missing = [shard for shard in shards if shard not in found]
+        for shard, computed in zip(missing, self._compute(missing, num_views), strict=True):
+            kept.write(shard, *computed)
             found[shard] = computed
-        for shard in self._add(found, again, passes):
-            kept.write(shards[shard], *found[shard])
         if kept.problem:
             self.log.info(f"           features are not kept: {kept.problem}")
         kept.trim()
         bad = {shard[row]: why for shard, (_, own) in found.items() for row, why in own.items()}
         return torch.cat([found[shard][0] for shard in shards], dim=1), bad
 
-    def _readable_again(self, stored: Found) -> Rows:
-        """Return the images that could not be read when these were kept, and now can."""
-        images, view = self.encoder.preprocessing.applied(self.images), self.encoder.preprocessing
-        rows = (shard[row] for shard, (_, bad) in stored.items() for row in bad)
-        return tuple(row for row in rows if _is_readable(images, row, view))
+    def _stored(self, kept: KeptFeatures, shard: range, num_views: int) -> Found | None:
+        """Return what is kept of some images; None if nothing is, or a bad one can be read now."""
+        found = kept.read(shard, max(1, num_views), self.encoder.num_features)
+        if found is None or any(self._is_readable(shard[row]) for row in found[1]):
+            return None
+        return found
 
-    def _add(self, found: Found, rows: Rows, passes: Sequence[Pass]) -> set[range]:
-        """Compute the features of images that could not be read; return the shards they are of."""
-        changed = set[range]()
-        for features, bad in self._compute([rows] if rows else [], passes):
-            place = {row: number for number, row in enumerate(rows) if number not in bad}
-            for shard, (own, reasons) in found.items():
-                read = [row for row in reasons if shard[row] in place]
-                if read:
-                    own[:, read] = features[:, [place[shard[row]] for row in read]]
-                    left = {row: why for row, why in reasons.items() if row not in read}
-                    found[shard] = own, left
-                    changed.add(shard)
-        return changed
+    def _is_readable(self, row: int) -> bool:
+        view = self.encoder.preprocessing
+        try:
+            view.pixels(view.applied(self.images).read(row))
+        except BadImage:
+            return False
+        return True
 
-    def _compute(
-        self, shards: Sequence[Rows], passes: Sequence[Pass]
-    ) -> Iterator[tuple[Passes, dict[int, str]]]:
-        """Compute the features of some of the images at a time, each shard's rows from 0."""
+    def _compute(self, shards: Sequence[range], num_views: int) -> Iterator[Found]:
+        """Compute the features of some of the images at a time."""
         if not shards:
             return
-        total = len(passes) * sum(map(len, shards))
+        passes = max(1, num_views)
+        total = passes * sum(map(len, shards))
         by = self._prepared(total)
         crops = {shard: self._crops(shard, by.batch_size) for shard in shards}
 
         def inputs() -> Iterator[Tensor]:
             for shard in shards:
-                for epoch in passes:
-                    if epoch is None:
-                        yield from (to_input(batch.to(self.device)) for batch in crops[shard])
-                        continue
+                if not num_views:
+                    yield from (to_input(batch.to(self.device)) for batch in crops[shard])
+                for epoch in range(num_views):
                     for first in range(0, len(shard), by.batch_size):
                         rows = np.asarray(shard[first : first + by.batch_size])
                         yield normalize(self._augmented.views(epoch, rows))
 
-        text = "features" if passes == (None,) else "features of views"
+        text = "features of views" if num_views else "features"
         batches = tracked(inputs(), total, text, self.log.progress)
         for shard in shards:
             number = math.ceil(len(shard) / by.batch_size)
-            encoded = torch.stack([encode(by.network, islice(batches, number)) for _ in passes])
-            bad = crops[shard].bad if passes == (None,) else self._augmented.bad_of(shard)
-            yield encoded, dict(bad)
+            encoded = [encode(by.network, islice(batches, number)) for _ in range(passes)]
+            bad = self._augmented.bad_of(shard) if num_views else crops[shard].bad
+            yield torch.stack(encoded), dict(bad)
         next(batches, None)  # so that the last one is counted
 
     @cached_property
@@ -289,6 +261,6 @@ class Extraction:
             self.log.info(line)
         return by
 
-    def _crops(self, shard: Rows, size: int) -> CenterCrops:
+    def _crops(self, shard: range, size: int) -> CenterCrops:
         images, view = self.images.subset(np.asarray(shard)), self.encoder.preprocessing
         return CenterCrops(images, view, batch_size=size, workers=self.workers)

@@ -34,8 +34,6 @@ from nearkin.places import cache_folder
 VERSION: Final = 2  # Of how features are computed; another version has other names
 LIMIT: Final = 20 * 2**30  # Bytes of all kept features, but for those of the run at work
 LIBRARIES: Final = {"nearkin", "torch", "torchvision", "timm", "transformers"}
-Pass = int | None
-"""A pass over the images: as they are (None), or the view of an epoch."""
 
 
 @dataclass(eq=False)
@@ -50,20 +48,17 @@ class KeptFeatures:
         cls,
         encoder: Encoder,
         images: Images,
-        passes: Sequence[Pass],
-        augment: Augment,
-        seed: int,
+        views: Sequence[Augment | int],
         computed: Sequence[str],
         aside: Path | None,
     ) -> "KeptFeatures":
         """Return the folder for these features, by all that they depend on.
 
-        `computed` says what computes them: the type of the device, the precision, the program.
-        It is in the user's cache folder or, of features that may change unseen and where that
-        cannot be written, in `aside`, which is of one run alone.
+        `views` are the augmentation, the seed and the number of the views; empty for images as
+        they are. `computed` says what computes them: the type of the device, the precision, the
+        program. The folder is in the user's cache folder or, of features that may change unseen
+        and where that cannot be written, in `aside`, which is of one run alone.
         """
-        with_views = tuple(passes) != (None,)
-        views = [augment, seed, len(passes)] if with_views else []
         channels = encoder.preprocessing.applied(images).channels
         contents = hashlib.sha256()
         for column in (images.contents, images.num_bytes, images.modified, images.sizes):
@@ -74,29 +69,55 @@ class KeptFeatures:
             *(*computed, PIL.__version__, *_versions(encoder.backbone)),
         ]
         key = hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()[:32]
-        may_change = _may_change(encoder, images, [augment] if with_views else [])
         shared = _writable(cache_folder("features"))
-        folder = aside if may_change or shared is None else shared
+        folder = aside if shared is None or _may_change(encoder, images, views) else shared
         problem = "" if shared else f"{cache_folder('features')} cannot be written"
         return cls(folder / key) if folder else cls(None, problem)
 
-    def write(
-        self, path: Path | None, features: Float[Tensor, "_ _ _"], bad: dict[int, str]
-    ) -> None:
-        """Keep one shard; where that fails, features cost time again, nothing else."""
-        if path is None or self.problem:
+    def read(
+        self, rows: range, passes: int, dim: int
+    ) -> tuple[Float[Tensor, "_ _ _"], dict[int, str]] | None:
+        """Return what was written of these rows; None if nothing was, or the file is damaged."""
+        if self.folder is None:
+            return None
+        return read_shard(_file(self.folder, rows), (passes, dim), len(rows))
+
+    def write(self, rows: range, features: Float[Tensor, "_ _ _"], bad: dict[int, str]) -> None:
+        """Keep features of these rows, and the unreadable ones by position, whole or not at all.
+
+        Where that fails, features cost time again, nothing else.
+        """
+        from safetensors.torch import save_file
+
+        if self.folder is None or self.problem:
             return
+        tensors, metadata = {"features": features.contiguous()}, {"bad": json.dumps(bad)}
         try:
-            write_shard(path, features, bad)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with whole(_file(self.folder, rows)) as partial:
+                save_file(tensors, partial, metadata=metadata)
         except OSError as error:
             self.problem = f"{self.folder} cannot be written ({error.strerror or error})"
 
     def trim(self) -> None:
         """Remove what has not been used for longest, until the rest fits into `LIMIT`."""
-        if self.folder is not None and self.folder.parent == cache_folder("features"):
-            with suppress(OSError):
-                os.utime(self.folder)
-            make_room(self.folder, LIMIT)
+        if self.folder is None or self.folder.parent != cache_folder("features"):
+            return
+        used = list[tuple[float, int, Path]]()
+        with suppress(OSError):  # another process may make room as well
+            os.utime(self.folder)
+            for folder in filter(Path.is_dir, self.folder.parent.iterdir()):
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                used.append((folder.stat().st_mtime, size, folder))
+        excess = sum(size for _, size, _ in used) - LIMIT
+        for _, size, folder in sorted(used):
+            if excess > 0 and folder != self.folder:
+                shutil.rmtree(folder, ignore_errors=True)
+                excess -= size
+
+
+def _file(folder: Path, rows: range) -> Path:
+    return folder / f"{rows.start:09d}.safetensors"
 
 
 def _writable(folder: Path) -> Path | None:
@@ -106,12 +127,12 @@ def _writable(folder: Path) -> Path | None:
     return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
 
 
-def _may_change(encoder: Encoder, images: Images, augment: Sequence[Augment]) -> bool:
+def _may_change(encoder: Encoder, images: Images, views: Sequence[Augment | int]) -> bool:
     """Whether features may change unseen: by code of the user, or large files without a time."""
     backbone = str(encoder.details.get("backbone", CUSTOM))
     if backbone == CUSTOM or names_code(backbone) or _packages(encoder.backbone) - LIBRARIES:
         return True
-    if any(isinstance(each, str) and is_reference(each) for each in augment):
+    if any(isinstance(each, str) and is_reference(each) for each in views):
         return True
     files = ~np.char.startswith(images.formats, "array")
     return bool((files & (images.modified == 0) & (images.num_bytes > PREFIX)).any())
@@ -128,23 +149,14 @@ def _versions(network: nn.Module) -> list[str]:
     return [f"{name} {sys.modules[name].__version__}" for name in names]
 
 
-def write_shard(path: Path, features: Float[Tensor, "_ _ _"], bad: dict[int, str]) -> None:
-    """Write features, and the rows of unreadable images, whole or not at all."""
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as partial:
-        save_file({"features": features.contiguous()}, partial, metadata={"bad": json.dumps(bad)})
-
-
 def read_shard(
-    path: Path | None, shape: tuple[int, int], num_images: int
+    path: Path, shape: tuple[int, int], num_images: int
 ) -> tuple[Float[Tensor, "_ _ _"], dict[int, str]] | None:
-    """Return what `write_shard` wrote, of so many passes, features and images; None if it did not.
+    """Return the features in a file, of so many passes, dimensions and images; None without it.
 
     A damaged file counts as none: its features are computed again.
     """
-    if path is None or not path.exists():
+    if not path.exists():
         return None
     with suppress(CheckpointError), usable(path, "remove it"):
         metadata, tensors = read_tensors(path, "bad")
@@ -156,17 +168,3 @@ def read_shard(
             raise ValueError("it is of something else")
         return features, bad
     return None
-
-
-def make_room(own: Path, limit: int) -> None:
-    """Remove the folders beside `own` that were used first, until all fit into a limit."""
-    used = list[tuple[float, int, Path]]()
-    with suppress(OSError):  # another process may make room as well
-        for folder in filter(Path.is_dir, own.parent.iterdir()):
-            size = sum(file.stat().st_size for file in folder.iterdir())
-            used.append((folder.stat().st_mtime, size, folder))
-    excess = sum(size for _, size, _ in used) - limit
-    for _, size, folder in sorted(used):
-        if excess > 0 and folder != own:
-            shutil.rmtree(folder, ignore_errors=True)
-            excess -= size

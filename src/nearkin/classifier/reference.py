@@ -75,19 +75,18 @@ class Reference:
         near = _neighbor(self.features, features, self.k)
         return (self.distance(features) > self.max_left) | (near > self.max_neighbor)
 
-    def check(self, num_classes: int, dim: int) -> None:
-        """Raise an error of any kind if it is not of so many classes and features."""
+    def fits(self, num_classes: int, dim: int) -> bool:
+        """Whether it is of so many classes and features, as a file may say otherwise."""
         size = len(self.features)
-        if self.features.shape != (size, dim) or self.sizes.shape != (num_classes,):
-            raise ValueError(f"its reference is of {self.features.shape[1]} features")
-        if self.cluster.shape != (size,) or self.labeled.shape != (size,):
-            raise ValueError("its reference has images without a class")
-        if not np.isin(self.cluster, np.arange(num_classes)).all() or not self.labeled.any():
-            raise ValueError(f"the classes of its reference are not among {num_classes}")
-        if not 1 <= self.k <= K:
-            raise ValueError(f"it has no neighbor {self.k}")
-        if not (0 < self.max_neighbor <= LARGEST and 0 < self.max_left <= LARGEST):
-            raise ValueError(f"its largest distances are {self.max_neighbor} and {self.max_left}")
+        fits = (
+            self.features.shape == (size, dim),
+            self.sizes.shape == (num_classes,),
+            self.cluster.shape == self.labeled.shape == (size,),
+            np.isin(self.cluster, np.arange(num_classes)).all() and self.labeled.any(),
+            1 <= self.k <= K,
+            0 < self.max_neighbor <= LARGEST and 0 < self.max_left <= LARGEST,
+        )
+        return all(fits)
 
 
 class Subspace(NamedTuple):
@@ -120,13 +119,10 @@ def _powers(features: Features) -> Features:
 def reference_of(
     features: Features, cluster: Clusters, labeled: Bool[np.ndarray, " n"], num_classes: int
 ) -> Reference:
-    """Return what tells how unlike these images another one is.
+    """Return what tells how unlike the images that were learned from another one is.
 
-    Args:
-        features: The encoder's, of the images that were learned from.
-        cluster: The class of each: its label, or the one that it was assigned to.
-        labeled: Whether it is a label; one is.
-        num_classes: Number of all classes.
+    `cluster` is the class of each: its label where it is `labeled`, as one is, or else the one
+    that it was assigned to.
     """
     share = BANK // 2 if not labeled.all() else BANK
     kept = [evenly(cluster, np.flatnonzero(own), share) for own in (labeled, ~labeled)]
@@ -244,23 +240,15 @@ class Means(NamedTuple):
 
 
 def compare_with_means(
-    bank: Bank,
-    reference: Reference,
-    features: Features,
-    cluster: Clusters,
-    own: Int[np.ndarray, " n"],
+    reference: Reference, features: Features, cluster: Clusters, own: Int[np.ndarray, " n"]
 ) -> Means:
-    """Compare images with the means of the classes of a reference.
+    """Compare images, with unit `features` and classes `cluster`, with the means of classes.
 
-    Args:
-        bank: Unit features of the images of the reference, in the space to compare in.
-        reference: Their classes.
-        features: Unit features of the images, in the same space.
-        cluster: The class of each.
-        own: Its own row in the bank, which its mean leaves out: a mean with the image in it is
-            too similar, the more so the fewer there are. -1 where it has none.
+    The reference has unit features in the same space. A mean leaves out the image's `own` row of
+    it (-1 where there is none): a mean with the image in it is too similar, the more so the fewer
+    there are.
     """
-    count = len(reference.sizes)
+    bank, count = reference.features, len(reference.sizes)
     sums = class_sums(bank, reference.cluster, count)[torch.from_numpy(cluster)]
     is_own = (own >= 0) & (reference.cluster[own] == cluster)
     others = unit(sums - torch.from_numpy(is_own[:, None]) * features)

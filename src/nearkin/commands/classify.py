@@ -10,16 +10,11 @@ import torch
 from nearkin.classification.data import LabeledData, open_labeled_data
 from nearkin.classification.finetuning import FineTuner
 from nearkin.classification.metrics import baselines, measure
-from nearkin.classification.outcome import (
-    OURS,
-    Outcome,
-    build_classifier,
-    predictions_of,
-    with_reference,
-)
+from nearkin.classification.outcome import OURS, Outcome, build_classifier, predictions_of
 from nearkin.classification.probes import Trained, train_attentive, train_linear
 from nearkin.classification.report import write_outcome
 from nearkin.classifier.assignments import assign
+from nearkin.classifier.classifier import pooled
 from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.classifier.layers import trained_parts
 from nearkin.classifier.report import complete_results
@@ -149,14 +144,15 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
     features, dataset = _features(run, encoder, dataset)
     trained = _trained(run, encoder, features, dataset)
     log.info(trained.protocol)
-    classifier, own = build_classifier(trained, dataset), features
-    if trained.encoder is not encoder or trained.pooling is not None:
+    own, fitting = features, trained.encoder
+    if trained.pooling is not None:
+        fitting = pooled(fitting, trained.pooling, trained.head.in_features)
+    if fitting is not encoder:
         log.info("classifying all images")
-        # What classifies is what `assign` will load, so what it takes is computed the same way.
-        fitting = classifier.encoder(trained.encoder)
+        # What classifies is what `predict` will load, so what it takes is computed the same way.
         own = _extraction(run, fitting, dataset).compute().features.center
-    classifier = with_reference(classifier, own, dataset)
     encoded_by = trained.encoder
+    classifier = build_classifier(trained, dataset, own)
     write_encoder(
         folder.encoder, encoded_by.backbone, encoded_by.details, encoded_by.preprocessing
     )

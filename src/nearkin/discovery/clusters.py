@@ -84,7 +84,7 @@ def describe_clusters(
     every, none = np.arange(len(classes)), np.full(len(classes), -1)
     features, num_known = assignments.features, assignments.predictions.num_known
     means = unit(class_sums(torch.from_numpy(features), cluster, len(classes)))
-    nearest = compare_with_means(reference.features, reference, means, every, none).nearest_known
+    nearest = compare_with_means(reference, means, every, none).nearest_known
     silhouette, merge = class_silhouettes(features, cluster), _merges(assignments)
     seed_agreement = _seed_agreement(cluster, others)
 

@@ -9,9 +9,16 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from nearkin.classifier.assignments import Assignments, assign, outliers
+from nearkin.classifier.assignments import Assignments, assign
 from nearkin.classifier.calibration import Calibration, fit_calibration
-from nearkin.classifier.classifier import Classifier, all_class_names, frozen_copy, heads_of
+from nearkin.classifier.classifier import (
+    Classifier,
+    all_class_names,
+    apply_layer,
+    class_probability,
+    frozen_copy,
+    heads_of,
+)
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
 from nearkin.config import DiscoverConfig
@@ -116,7 +123,7 @@ class Outcome:
         rows = self.dataset.parts.test_rows
         if not len(rows):
             return None
-        flagged = outliers(self.assignments.predictions)[rows]
+        flagged = self.assignments.predictions.outlier[rows]
         protocol = {"method": FAR, "of": "held-out images"}
         groups = self.dataset.images.groups[rows]
         return share("flagged as outliers, held out", flagged, protocol, groups=groups)
@@ -240,24 +247,27 @@ def _classified(
     """Return the classifier of a trained method, and all images in its classes."""
     dataset, task = state.dataset, state.task
     cached, layer = state.stages.encoder.features(method, with_views=True)
-    classifier = Classifier(
-        layer=frozen_copy(layer),
-        heads=frozen_copy(heads_of(method)),
-        classes=all_class_names(dataset.classes, task.num_novel, dataset.names),
-        num_known=task.num_known,
-        calibration=calibration,
-        drawn=ViewSettings(state.stages.base.augment, NUM_VIEWS, state.stages.base.seed),
-        digest=digest,
-    )
-    names = tuple(dataset.images.names)
+    layer, heads = frozen_copy(layer), frozen_copy(heads_of(method))
+    classes = all_class_names(dataset.classes, task.num_novel, dataset.names)
     # Only these are known to be of no known class; new images may be of any.
-    excluded = dataset.excluded(len(classifier.classes))
-    found = classifier.predict(cached, names, dataset.label, excluded=excluded).cluster
+    excluded = dataset.excluded(len(classes))
+    with torch.inference_mode():
+        probability = class_probability(heads, apply_layer(layer, cached.center), excluded)
+    found = probability.numpy().argmax(axis=1)
     labeled = task.label != UNLABELED
     own, rows = np.where(labeled, task.label, found), task.rows
     learned = cached.center[torch.from_numpy(rows)]
-    reference = reference_of(learned, own[rows], labeled[rows], len(classifier.classes))
-    classifier = replace(classifier, reference=reference)
+    classifier = Classifier(
+        layer=layer,
+        heads=heads,
+        classes=classes,
+        num_known=task.num_known,
+        calibration=calibration,
+        drawn=ViewSettings(state.stages.base.augment, NUM_VIEWS, state.stages.base.seed),
+        reference=reference_of(learned, own[rows], labeled[rows], len(classes)),
+        digest=digest,
+    )
+    names = tuple(dataset.images.names)
     predictions = classifier.predict(cached, names, dataset.label, excluded=excluded)
     return classifier, assign(predictions, classifier.top_reference, calibration)
 

@@ -178,10 +178,8 @@ def cpu_quota(groups: Path, mounted: Path) -> float:
 def control_groups(groups: Path, mounted: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of the control groups that limit a process, and of their parents.
 
-    Args:
-        groups: File with a line per group, as /proc/self/cgroup, of version 1 or 2.
-        mounted: Folder of the groups, as /sys/fs/cgroup.
-        controller: The limited resource, such as cpu or memory.
+    `groups` has a line per group, as /proc/self/cgroup, of version 1 or 2; `mounted` is as
+    /sys/fs/cgroup; the controller is that of a resource, such as cpu or memory.
     """
     lines = groups.read_text(encoding="utf-8").splitlines() if groups.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):

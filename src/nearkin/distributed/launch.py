@@ -66,11 +66,8 @@ def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
 def training_group(devices: int, worker: Callable[..., object], *args: Any) -> Iterator[None]:
     """Train together with other processes for the length of a `with` block.
 
-    Args:
-        devices: Number of processes on this machine, unless a launcher has started them.
-        worker: What the others run, if they are started here: an importable function that enters
-            a `training_group` itself.
-        args: For `worker`.
+    `devices` is their number on this machine. Unless a launcher has started them they are started
+    here, and run `worker`, an importable function that enters a `training_group` itself.
 
     Raises:
         WorkerError: If another process fails, is killed or hangs.

@@ -27,9 +27,8 @@ BLOCK_SHARE: Final = 1 / 16
 def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
     """Return a copy of a network that is divided among the processes, with rank 0's weights.
 
-    Args:
-        network: Loses its weights to the copy until `gather_weights`. Buffers are shared.
-        optimizer: Of its weights. It is changed to the weights and states of the copy.
+    The network loses its weights to the copy until `gather_weights`; buffers are shared. The
+    optimizer is changed to the weights and states of the copy.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -128,9 +127,13 @@ def full_weights(network: nn.Module, sharded: nn.Module) -> Iterator[None]:
 
 
 def full_state(state: Any) -> Any:
-    """Return a state with every sharded tensor gathered. All processes have to call this."""
+    """Return a state with every sharded tensor gathered, on rank 0; others get empty ones.
+
+    All processes have to call this.
+    """
     if hasattr(state, "full_tensor"):  # a shard, whose class takes long to import
-        return state.full_tensor().cpu()
+        whole = state.full_tensor()
+        return whole.cpu() if rank() == 0 else whole.new_empty(0)
     if isinstance(state, dict):
         gathered = copy.copy(state)  # a state dictionary also notes versions
         gathered.update((key, full_state(value)) for key, value in state.items())

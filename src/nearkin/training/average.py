@@ -29,12 +29,9 @@ IMAGES: Final = 1000  # Images, at the most, by which a share is chosen
 
 @torch.no_grad()
 def averaged(start: Encoder, end: Mapping[str, Tensor], share: float) -> Encoder:
-    """Return an encoder with weights between its own and others of the same network.
+    """Return an encoder with weights this share of the way from its own to those of `end`.
 
-    Args:
-        start: The encoder at the image size of `end`; it stays as it is.
-        end: The weights of its network's body after the training.
-        share: Of the way from start to end, above 0 and at most 1.
+    `start` is at the image size of `end`, which are weights of its network's body.
     """
     encoder = copy.deepcopy(start)
     for name, tensor in encoder.backbone.body.state_dict().items():
@@ -85,18 +82,11 @@ def choose_average(
     measure: Callable[[Encoder], Mapping[str, Metric]],
     images: str,
 ) -> tuple[Encoder, Average]:
-    """Choose the share of a training that its encoder has.
+    """Return the encoder of the highest view retrieval, and the share of the training that it has.
 
-    Args:
-        start: The encoder as the training was given it, at its own size.
-        resized: The same at the size of the training's images.
-        end: The weights after the training.
-        measure: Takes label-free metrics of an encoder on some images, by name.
-        images: What images these are, such as `held-out images`.
-
-    Returns:
-        The encoder of the highest view retrieval, among those that are clearly above the start
-        (the 95 % interval of the paired difference is); the start itself where none is.
+    It is among those that are clearly above the start (the 95 % interval of the paired difference
+    is); the start itself where none is. `resized` is the start at the size of the training's
+    images; `measure` gives label-free metrics of an encoder, by name, on `images`.
     """
     first = measure(start).get(WITHOUT_LABELS)
     if first is None:

@@ -3,7 +3,7 @@
 import io
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from nearkin import files
-from nearkin.distributed import all_reduce_max, failing_together, full_state, is_sharded
-from nearkin.errors import (
-    CheckpointError,
-    DivergedError,
-    ResourceError,
-    UnsavedError,
-    UsageError,
-)
+from nearkin.distributed import all_reduce_max, failing_together, full_state
+from nearkin.errors import CheckpointError, DivergedError, ResourceError, UnsavedError
 from nearkin.files import usable
 from nearkin.method import Method
 from nearkin.networks.backbone import as_current
@@ -63,30 +57,19 @@ def leaves(value: object, place: str = "") -> Iterator[tuple[str, object]]:
 
 
 def not_finite(state: State) -> Iterator[str]:
-    """Yield where a state is not finite. All processes of a sharded state call this together."""
+    """Yield where a state is not finite."""
     for place, value in leaves(state):
-        if isinstance(value, Tensor) and not full_state(value).isfinite().all():
+        if isinstance(value, Tensor) and not value.isfinite().all():
             yield place
 
 
-def _refuse(places: Iterable[str], step: int) -> None:
-    """Raise DivergedError for the first of these places of a state."""
-    for place in places:
-        raise DivergedError(
-            f"{place} is no longer finite after step {step}; nothing was written since the "
-            "checkpoint before. Try a smaller --lr"
-        )
+def state_of(step: int, method: Method[Any], optimizer: Optimizer) -> State:
+    """Return what a checkpoint holds. All processes have to call this: each may hold a part."""
+    states = {"method": method.state_dict(), "optimizer": optimizer.state_dict()}
+    return {"format": FORMATS[-1], "step": step, **full_state(states)}
 
 
-def save(
-    folder: Path,
-    step: int,
-    method: Method[Any],
-    optimizer: Optimizer,
-    *,
-    keep: int = 3,
-    finite: bool = True,
-) -> Path:
+def save(folder: Path, state: State, *, keep: int = 3, finite: bool = True) -> Path:
     """Write a checkpoint, whole or not at all, then remove all but the newest `keep`.
 
     Once this returns, the new file survives a crash of the machine and has been read back.
@@ -99,19 +82,20 @@ def save(
         ResourceError: If the file cannot be written, or is not read back as it was written. The
             older checkpoints stay.
     """
-    if keep < 1:
-        raise UsageError(f"keep is {keep}; at least 1 checkpoint must stay")
-    state = full_state(_state(step, method, optimizer))
     for place, value in leaves(state):
         if type(value) not in PLAIN:  # could not be read back as plain data
             kind = type(value).__name__
             raise CheckpointError(
                 f"the state holds a {kind} at {place}; make it a tensor or a plain number"
             )
-    _refuse(not_finite(state) if finite else (), step)
+    for place in not_finite(state) if finite else ():
+        raise DivergedError(
+            f"{place} is no longer finite after step {state['step']}; nothing was written since "
+            "the checkpoint before. Try a smaller --lr"
+        )
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    path, content = folder / NAME_FORMAT.format(step), buffer.getvalue()
+    path, content = folder / NAME_FORMAT.format(state["step"]), buffer.getvalue()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files.remove_partial(folder)
@@ -125,14 +109,6 @@ def save(
             f"({error.strerror}); make room or allow writing there, then resume"
         ) from error
     return path
-
-
-def join_save(step: int, method: Method[Any], optimizer: Optimizer, finite: bool = True) -> None:
-    """Take part in a `save`, in the processes that write nothing: they hold parts if sharded."""
-    if not is_sharded(method):
-        return
-    places = list(not_finite(_state(step, method, optimizer)))  # all of them, as the first does
-    _refuse(places if finite else (), step)
 
 
 def _verify(path: Path) -> None:
@@ -196,14 +172,9 @@ def _set_aside(path: Path) -> Path:
     return aside
 
 
-def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
-    states = {"method": method.state_dict(), "optimizer": optimizer.state_dict()}
-    return {"format": FORMATS[-1], "step": step, **states}
-
-
 def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimizer) -> int:
     state = _unpacked(path, content)
-    for misfit in _misfits(state, _state(0, method, optimizer)):
+    for misfit in _misfits(state, state_of(0, method, optimizer)):
         raise CheckpointError(
             f"{path} is of another configuration: {misfit}; resume with the one it was made with"
         )
@@ -282,26 +253,24 @@ class Checkpointer:
             UnsavedError: If the `last` one, or three in a row, cannot be written.
             DivergedError: If what stands is no longer finite.
         """
-        self.done = done
-        due = requested or (self.files is not None and (last or self._is_due()))
+        self.done, started = done, time.monotonic()
+        is_due = started - self._last >= self._pause
+        if self.every != "auto":
+            is_due = done % int(self.every) == 0
+        due = requested or (self.files is not None and (last or is_due))
         if not all_reduce_max(int(due)):
             return
         with failing_together():
+            state = state_of(done, self.method, self.optimizer)
             if self.files:
-                self._save(self.files, last)
-            else:
-                join_save(done, self.method, self.optimizer)
+                self._save(self.files, state, last)
+        self._last = time.monotonic()
+        self._pause = max(INTERVAL, (self._last - started) / SHARE)
 
-    def _is_due(self) -> bool:
-        if self.every == "auto":
-            return time.monotonic() - self._last >= self._pause
-        return self.done % int(self.every) == 0
-
-    def _save(self, files: Files, last: bool) -> None:
-        started = time.monotonic()
+    def _save(self, files: Files, state: State, last: bool) -> None:
         try:
-            self._flush(files.journal)
-            save(files.folder.checkpoints, self.done, self.method, self.optimizer)
+            files.journal.flush()
+            save(files.folder.checkpoints, state)
         except ResourceError as error:
             self._failures += 1
             if last or self._failures == PATIENCE:
@@ -309,15 +278,6 @@ class Checkpointer:
             files.log.info(f"warning: {error}; training goes on, the next one may succeed")
         else:
             self._failures = 0
-        self._last = time.monotonic()
-        self._pause = max(INTERVAL, (self._last - started) / SHARE)
-
-    def _flush(self, journal: CSVLogger) -> None:
-        try:
-            journal.flush()
-        except ResourceError:
-            join_save(self.done, self.method, self.optimizer)  # the others are about to
-            raise
 
     @contextmanager
     def keeping_diverged(self) -> Iterator["Checkpointer"]:
@@ -325,12 +285,11 @@ class Checkpointer:
         try:
             yield self
         except DivergedError as error:
-            state = self.done, self.method, self.optimizer
+            state = state_of(self.done, self.method, self.optimizer)
             if self.files is None:
-                join_save(*state, finite=False)
                 raise
             folder = self.files.folder
             with suppress(ResourceError):  # the divergence is the error to report
-                save(folder.diverged, *state, keep=1, finite=False)
+                save(folder.diverged, state, keep=1, finite=False)
             where = f"`nearkin doctor {folder.path}` shows where it began"
             raise DivergedError(f"{error}; {where}") from error

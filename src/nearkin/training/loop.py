@@ -139,8 +139,7 @@ def steps(
         schedule: The learning rate relative to its peak, as a function of progress.
         seed: Decides what methods draw.
         weight_decay: As a function of progress; None leaves it as the optimizer has it.
-        clip_norm: Largest norm together of all gradients of what is not frozen, to which they are
-            scaled; 0: none.
+        clip_norm: Largest norm together of all gradients of what is not frozen; 0: none.
         precision: Arithmetic of the networks; objectives and memories keep float32.
         frozen: The first share of training, in which the backbone stays as it is. The optimizer
             must have groups of its own for it.

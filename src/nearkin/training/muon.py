@@ -43,13 +43,8 @@ class Muon(Optimizer):
     where `orthogonal` sets all singular values to about 1, by five polynomials (Newton-Schulz).
     They are computed in bfloat16 where the device multiplies it natively, in float32 elsewhere.
     Matrices with a side of one channel or below 4, or longer than 128 times their width, take
-    the steps of NAdamW (Dozat 2016, with decoupled weight decay), and so do vectors.
-
-    Args:
-        params: Parameters, or groups of them.
-        lr: Learning rate.
-        betas: EMA coefficients of NAdamW.
-        weight_decay: Weight decay, decoupled from the gradient.
+    the steps of NAdamW (Dozat 2016, with decoupled weight decay), and so do vectors. `betas` are
+    the EMA coefficients of NAdamW.
     """
 
     _prepared: dict[Tensor, tuple[Tensor, Tensor]] | None = None
@@ -156,11 +151,9 @@ def orthogonal(
 ) -> list[Tensor]:
     """Return about the nearest orthogonal matrix of each tensor, in its shape and in `dtype`.
 
-    Args:
-        tensors: Matrices; of more dimensions, with a row for each place of the first one.
-        dtype: Arithmetic.
-        padded: Whether to pad matrices with zeros to a few common sizes, as pays on a GPU, where
-            launches count. It changes nothing: rows and columns of zeros remain zero.
+    Tensors of more dimensions have a row for each place of the first one. Matrices may be `padded`
+    with zeros to a few common sizes, as pays on a GPU, where launches count. It changes nothing:
+    rows and columns of zeros remain zero.
     """
     batches = dict[tuple[int, ...], list[int]]()
     for i, tensor in enumerate(tensors):

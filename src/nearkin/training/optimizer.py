@@ -1,6 +1,6 @@
 """LARS, optimizers with a group for every learning rate a method names, and schedules."""
 
-from collections import ChainMap
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal
@@ -48,20 +48,10 @@ class LARS(Optimizer):
     In SimCLR's code the rate is `inside` the momentum, `v <- momentum v + lr ratio (...)` and
     `w <- w - v`: what has been gathered keeps its rate while the schedule moves on.
 
-    Where a norm that is part of it is zero the ratio is 1. Parameters of one dimension or none
-    (biases, norms) take `g` alone: neither weight decay nor adaptation, unless `vectors`.
-
-    Args:
-        params: Parameters, or groups of them.
-        lr: Learning rate.
-        momentum: Momentum coefficient.
-        weight_decay: Weight decay.
-        eta: Trust coefficient: the step's share of the layer's norm, at learning rate 1.
-        clip: Never let a layer move faster than plain SGD would (LARC): the ratio becomes
-            `min(ratio / lr, 1)`.
-        vectors: Treat biases and norms as layers too, as SwAV does.
-        joint: Divide by the norm of the decayed gradient, not by the sum of both norms.
-        inside: Keep the learning rate inside the momentum.
+    With `clip` a layer never moves faster than plain SGD would let it (LARC): the ratio becomes
+    `min(ratio / lr, 1)`. Where a norm that is part of it is zero the ratio is 1. Parameters of one
+    dimension or none (biases, norms) take `g` alone, with neither weight decay nor adaptation,
+    unless `vectors`: then they are layers too, as in SwAV's code.
     """
 
     def __init__(
@@ -135,16 +125,10 @@ def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -
         final: What is left of the peak at the end, between 0 and 1.
         start: What there is of the peak at the beginning, between 0 and 1.
 
-    Raises:
-        UsageError: If an argument is out of its range.
-
     >>> schedule = warmup_cosine(warmup=0.5, final=0.2)
     >>> [round(schedule(progress), 3) for progress in (0.0, 0.25, 0.5, 0.75, 1.0)]
     [0.0, 0.5, 1.0, 0.6, 0.2]
     """
-    if not 0 <= final <= 1:
-        raise UsageError(f"final is {final}; choose a part of the peak, from 0 to 1")
-
     cosine = half_cosine(1.0, final)
     return _risen(warmup, start, lambda progress: cosine((progress - warmup) / (1 - warmup)))
 
@@ -169,10 +153,6 @@ def warmup_milestones(
 
 def _risen(warmup: float, start: float, fall: Schedule) -> Schedule:
     """Return a line from `start` to 1, followed by a schedule."""
-    if not 0 <= warmup < 1:
-        raise UsageError(f"warmup is {warmup}; choose a part of training, from 0 to less than 1")
-    if not 0 <= start <= 1:
-        raise UsageError(f"start is {start}; choose a part of the peak, from 0 to 1")
 
     def schedule(progress: float) -> float:
         if progress < warmup:
@@ -207,40 +187,69 @@ def build_optimizer(
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
     pretrained transformers are fine-tuned (Bao et al. 2022, BEiT, arXiv:2106.08254, appendix H;
     He et al. 2022, MAE, arXiv:2111.06377, table 9, where the heads are a layer above).
-
-    Args:
-        method: What to train.
-        name: Which optimizer.
-        lr: Peak learning rate, which schedules then multiply.
-        weight_decay: Weight decay.
-        layer_decay: Rate of a layer of the backbone, as a share of that of the layer above it.
-        separate_backbone: Whether the backbone has groups of its own, which can be frozen.
-        lars_form: Which of `LARS_FORMS` LARS has.
+    With `separate_backbone` the backbone has groups of its own, which can be frozen.
 
     Raises:
         UsageError: If the method names a learning rate for parameters that it does not have.
     """
-    groups: list[dict[str, Any]] = [
-        {"name": prefix, "params": params, "peak_lr": lr}
-        for prefix, params in _by_prefix(method).items()
-        if params
-    ]
+    scales: dict[Parameter, float] = {}
     if layer_decay < 1 or separate_backbone:
-        each = [_rate_scales(part.body, layer_decay) for part in trained_backbones(method)]
-        scales = dict(ChainMap(*each))
-        groups = [part for group in groups for part in _by_layer(group, scales)]
+        for part in trained_backbones(method):
+            scales |= _rate_scales(part.body, layer_decay)
+    spared = name in ("adamw", "muon")  # LARS spares vectors by itself
+    groups = _groups(method, lr, weight_decay, scales, spared)
     match name:
         case "sgd":
-            return torch.optim.SGD(groups, lr, MOMENTUM, weight_decay=weight_decay)
+            return torch.optim.SGD(groups, lr, MOMENTUM)
         case "lars":
-            form = LARS_FORMS[lars_form]
-            return LARS(groups, lr, momentum=MOMENTUM, weight_decay=weight_decay, **form)
+            return LARS(groups, lr, momentum=MOMENTUM, **LARS_FORMS[lars_form])
         case "adamw":
-            groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             return torch.optim.AdamW(groups, lr, betas=BETAS, fused=True)
         case "muon":
-            groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             return Muon(groups, lr, betas=BETAS)
+
+
+def _groups(
+    method: Method[Any],
+    lr: float,
+    weight_decay: float,
+    scales: Mapping[Parameter, float],
+    spared: bool,
+) -> list[dict[str, Any]]:
+    """Return groups of the trainable parameters that have the same rate and weight decay.
+
+    The most specific prefix that names a parameter gives its group's name, else "". Of a prefix,
+    what is not of the backbone comes first, then the backbone's layers from the top, and of each
+    matrices before vectors. Checkpoints number parameters in this order.
+    """
+    rates = method.learning_rates(half_cosine(1.0, 1.0))
+    prefixes = [*sorted(rates, key=len, reverse=True), ""]
+    named, groups = {""}, dict[tuple[int, float, bool], dict[str, Any]]()
+    for name, parameter in method.named_parameters():
+        prefix = next((each for each in prefixes if f"{name}.".startswith(f"{each}.")), "")
+        named.add(prefix)
+        if not parameter.requires_grad:
+            continue
+        is_spared, scale = spared and parameter.ndim <= 1, scales.get(parameter, math.inf)
+        place = prefixes.index(prefix), -scale, is_spared
+        new: dict[str, Any] = {"name": prefix, "params": [], "peak_lr": lr}
+        new["weight_decay"] = 0.0 if is_spared else weight_decay
+        if parameter in scales:
+            new |= {"peak_lr": lr * scale, "backbone": True}
+        groups.setdefault(place, new)["params"].append(parameter)
+    if unused := [prefix for prefix in prefixes if prefix not in named]:
+        raise UsageError(
+            f"{type(method).__name__}.learning_rates names {unused[0]!r}, under which there are "
+            "no parameters; correct the prefix"
+        )
+    return [groups[place] for place in sorted(groups)]
+
+
+def _rate_scales(body: nn.Module, layer_decay: float) -> dict[Parameter, float]:
+    """Return the rate of each parameter of a backbone, as a share of that of its top layer."""
+    depths, names = layer_depths(body), dict(body.named_parameters())
+    top = max(depths.values(), default=0)
+    return {names[name]: layer_decay ** (top - depth) for name, depth in depths.items()}
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -296,48 +305,3 @@ def delayed(schedule: Schedule, frozen: float) -> Schedule:
     if not frozen:
         return schedule
     return lambda p: 0.0 if p < frozen else schedule(min(1.0, (p - frozen) / (1 - frozen)))
-
-
-def _by_prefix(method: Method[Any]) -> dict[str, list[Parameter]]:
-    """Group trainable parameters by the most specific prefix that names them, or under ""."""
-    names = dict(method.named_parameters())
-    groups: dict[str, list[Parameter]] = {}
-    for prefix in sorted(method.learning_rates(half_cosine(1.0, 1.0)), key=len, reverse=True):
-        under = [name for name in names if f"{name}.".startswith(f"{prefix}.")]
-        if not under:
-            raise UsageError(
-                f"{type(method).__name__}.learning_rates names {prefix!r}, under which there are "
-                "no parameters; correct the prefix"
-            )
-        groups[prefix] = [names.pop(name) for name in under]
-    groups[""] = list(names.values())
-    return {prefix: [p for p in some if p.requires_grad] for prefix, some in groups.items()}
-
-
-def _rate_scales(body: nn.Module, layer_decay: float) -> dict[Parameter, float]:
-    """Return the rate of each parameter of a backbone, as a share of that of its top layer."""
-    depths, names = layer_depths(body), dict(body.named_parameters())
-    top = max(depths.values(), default=0)
-    return {names[name]: layer_decay ** (top - depth) for name, depth in depths.items()}
-
-
-def _by_layer(group: dict[str, Any], scales: Mapping[Parameter, float]) -> list[dict[str, Any]]:
-    """Split a group into what is not of the backbone, then the backbone's layers from the top."""
-    rest = [p for p in group["params"] if p not in scales]
-    layers: dict[float, list[Parameter]] = {}
-    for parameter in group["params"]:
-        if parameter in scales:
-            layers.setdefault(scales[parameter], []).append(parameter)
-    parts = [{**group, "params": rest}] if rest else []
-    for scale in sorted(layers, reverse=True):
-        own = {"params": layers[scale], "peak_lr": group["peak_lr"] * scale, "backbone": True}
-        parts.append({**group, **own})
-    return parts
-
-
-def _by_decay(group: dict[str, Any], weight_decay: float) -> list[dict[str, Any]]:
-    """Split a group into matrices, which are decayed, and vectors, which are not."""
-    matrices = [p for p in group["params"] if p.ndim > 1]
-    vectors = [p for p in group["params"] if p.ndim <= 1]
-    parts = ((matrices, weight_decay), (vectors, 0.0))
-    return [{**group, "params": part, "weight_decay": decay} for part, decay in parts if part]

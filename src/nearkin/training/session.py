@@ -2,12 +2,11 @@
 
 import inspect
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ from nearkin.methods import method_class
 from nearkin.networks.branch import Backbone, as_backbone, compile_branches, set_chunk_size
 from nearkin.networks.input_size import check_patches, patch_size
 from nearkin.networks.lora import merged
-from nearkin.pace import ProgressCallback, ignore_progress, under
+from nearkin.pace import under
 from nearkin.run.auto import describe, length, shrunk, view_sides
 from nearkin.run.data import (
     Values,
@@ -55,14 +54,17 @@ from nearkin.run.data import (
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
 from nearkin.run.options import kinds_of_views, known_classes
-from nearkin.run.reporter import Logger
+from nearkin.run.reporter import Logger, Reporter
 from nearkin.run.sheets import augmentation_sheet
 from nearkin.training.average import IMAGES, Average, choose_average
 from nearkin.training.fit import Lead, fit
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_overhead, with_epochs
 from nearkin.training.start import starting_backbone, write_start
-from nearkin.training.teacher import CachedTeacher, inherited, open_teacher, with_teacher
+from nearkin.training.teacher import distilled_origin, open_teacher, with_teacher
+
+TAKEN_OVER: Final = ("pooling", "origin", "fine_tuned")
+"""Details that a trained encoder has from its start; its license is part of the origin."""
 
 
 def train_encoder(
@@ -90,7 +92,8 @@ def train_encoder(
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
     """
-    for line in _noted(folder, config, split, ignored):
+    note = note_labels if method_class(config.method).uses_labels else note_data
+    for line in note(folder, split, sources_of(config), ignored):
         log.info(line)
     view = Preprocessing.of(int(config.image_size), split.images.channels)
     if start:
@@ -101,13 +104,12 @@ def train_encoder(
     for line in teacher.lines() if teacher else []:
         log.info(f"teacher {line}")
     with training_group(config.devices, run_worker, data, network):
-        # The workers build the same method and batches from the same settings.
-        _send(asdict(config), str(folder.path.resolve()), split)
+        # The workers build the same method and batches from the same settings: `run_worker`.
+        images, rows = split.images.fingerprint, split.train_rows.tolist()
+        told = [asdict(config), str(folder.path.resolve()), images, rows]
+        broadcast_bytes(json.dumps(told).encode())
         method, batches = build(config, split.train, device, network, teacher, folder)
-        before = time.monotonic()
-        parts = parts_of(folder, config, batches, teacher, log.progress)
-        if isinstance(parts[0], CachedTeacher):
-            log.info(f"teacher features of {parts[0].files} in {time.monotonic() - before:.1f} s")
+        parts = parts_of(folder, config, batches, teacher, log)
         monitor = Monitor(split, config, device, log.progress, view)
         overhead = partial(time_overhead, log, monitor, method, config, split)
         planned, config = config, with_epochs(config, method, parts, overhead, log)
@@ -130,19 +132,10 @@ def train_encoder(
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
-    origin = {"start": without_folder(config.encoder), **_taken_over(start)} if start else {}
-    _Trained(folder, config, method, batches, monitor, split, network, log).evaluate(
-        origin, on_embeddings
-    )
+    _Trained(
+        folder, config, method, batches, monitor, split, network, start, teacher, log
+    ).evaluate(on_embeddings)
     return True
-
-
-def _noted(
-    folder: RunFolder, config: TrainConfig, split: Split, ignored: Values | None
-) -> list[str]:
-    """Note the images, and the labels that are learned from, or refuse others; return warnings."""
-    note = note_labels if method_class(config.method).uses_labels else note_data
-    return note(folder, split, sources_of(config), ignored)
 
 
 def grouped(config: TrainConfig, sampler: BatchSampler) -> list[str]:
@@ -153,12 +146,6 @@ def grouped(config: TrainConfig, sampler: BatchSampler) -> list[str]:
         f"ignore {config.ignore}: {sampler.num_pure} of {sampler.steps_per_epoch} batches of an "
         f"epoch have one of its {len(np.unique(sampler.values))} values"
     ]
-
-
-def _send(settings: Mapping[str, Any], path: str, split: Split) -> None:
-    """Tell the workers what they train on: `run_worker` receives it."""
-    rows = split.train_rows.tolist()
-    broadcast_bytes(json.dumps([settings, path, split.images.fingerprint, rows]).encode())
 
 
 def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
@@ -197,22 +184,16 @@ def parts_of(
     config: TrainConfig,
     batches: Batches,
     teacher: Encoder | None,
-    on_progress: ProgressCallback = ignore_progress,
+    log: Reporter | None = None,
 ) -> list[BatchLoader]:
     """Return the batches of each part of a training, whose views have a size of their own."""
     resized = (batches.resized(side) for side in view_sides(config))
-    return [with_teacher(folder, config, part, teacher, on_progress) for part in resized]
+    return [with_teacher(folder, config, part, teacher, log) for part in resized]
 
 
 def growing(config: TrainConfig, parts: Sequence[BatchLoader]) -> BatchLoader:
     """Return the batches of a whole training, whose length is known."""
     return Growing(parts, int(config.epochs) * parts[0].sampler.steps_per_epoch)
-
-
-def _taken_over(start: Encoder) -> dict[str, Any]:
-    """Return what a trained encoder takes over from its start, such as origin and license."""
-    kept = ("pooling", "origin", "fine_tuned")
-    return {key: start.details[key] for key in kept if key in start.details}
 
 
 def build(
@@ -256,8 +237,7 @@ def build(
 
 def check_networks(config: TrainConfig, images: Images, network: nn.Module | None) -> None:
     """Refuse a teacher, a backbone or a method that cannot be built."""
-    trust = config.trust_remote_code
-    teacher = None
+    trust, teacher = config.trust_remote_code, None
     if config.teacher:
         teacher = load(config.teacher, allow_partial=config.allow_partial, trust_remote_code=trust)
     _method(config, images, network, teacher, None)
@@ -313,19 +293,16 @@ def encoders_beside(
     preprocessing with the random weights of the seed. The split may be one of other images, all
     of which are held out.
     """
-    trust, start = config.trust_remote_code, dict[str, Encoder]()
-    teacher = {"teacher": load(folder.teacher, trust_remote_code=trust)} if config.teacher else {}
+    beside, trust = dict[str, Encoder](), config.trust_remote_code
+    if config.teacher:
+        beside["teacher"] = load(folder.teacher, trust_remote_code=trust)
     if config.encoder:
-        start["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
-    random = untrained(
-        encoder,
-        split.train if len(split.train_rows) else split.test,
-        seed=config.seed,
-        device=device,
-        workers=workers,
-        network=network,
+        beside["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
+    images = split.train if len(split.train_rows) else split.test
+    beside["untrained"] = untrained(
+        encoder, images, seed=config.seed, device=device, workers=workers, network=network
     )
-    return teacher | start | {"untrained": random}
+    return beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,6 +316,8 @@ class _Trained:
     monitor: Monitor
     split: Split
     network: nn.Module | None
+    start: Encoder | None
+    teacher: Encoder | None
     log: Logger
 
     def average(self, end: Backbone) -> tuple[Encoder, Average]:
@@ -365,7 +344,7 @@ class _Trained:
         self.log.info(f"average {average.text}")
         return kept, average
 
-    def write_encoder(self, origin: dict[str, Any]) -> dict[str, Any]:
+    def write_encoder(self) -> dict[str, Any]:
         """Write the encoder's file; return its header, which says where the weights come from."""
         config, view = self.config, self.monitor.view
         details: dict[str, Any] = {
@@ -376,9 +355,15 @@ class _Trained:
             "seed": config.seed,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
-            **origin,
         }
-        details |= inherited(self.folder, config, details.get("origin"))
+        if self.start:
+            own = self.start.details
+            details["start"] = without_folder(config.encoder)
+            details |= {key: own[key] for key in TAKEN_OVER if key in own}
+        if self.teacher:
+            details["teacher"] = without_folder(config.teacher)
+            if origin := self.teacher.details.get("origin"):
+                details["origin"] = distilled_origin(origin, details.get("origin"))
         trained = merged(self.method.backbone)
         if config.encoder:
             kept, average = self.average(trained)
@@ -388,11 +373,11 @@ class _Trained:
         write_encoder(self.folder.encoder, trained, details, view)
         return details
 
-    def evaluate(self, origin: dict[str, Any], on_embeddings: Callable[[], object]) -> None:
+    def evaluate(self, on_embeddings: Callable[[], object]) -> None:
         """Write the encoder, its embeddings and its metrics."""
         folder, config, split, log = self.folder, self.config, self.split, self.log
         device, workers = self.batches.device, int(config.workers)
-        details = self.write_encoder(origin)
+        details = self.write_encoder()
         # The last step is evaluated already.
         health = self.monitor.latest or self.monitor.evaluate(self.method)
         state = verdict(health, type(self.method))

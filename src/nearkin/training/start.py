@@ -168,7 +168,11 @@ def starting_backbone(
         backbone.keeps_statistics = True
     else:
         view = Preprocessing.of(size, images.channels)
-        backbone = rescaled(named_backbone(config, network), view)
+        if network is None:
+            own = build_backbone(config.backbone, size)
+        else:
+            own = as_backbone(copy.deepcopy(network), size)
+        backbone = rescaled(own, view)
     if backbone.num_channels != images.num_channels:
         raise UsageError(
             f"backbone {backbone.name} takes {backbone.num_channels} channels, and images have "
@@ -181,11 +185,3 @@ def starting_backbone(
     if config.grad_checkpointing:
         recompute_blocks(backbone.body, backbone.name)
     return backbone, view.applied(images)
-
-
-def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
-    """The backbone a resolved configuration names, or the user's own network."""
-    size = int(config.image_size)
-    if network is not None:
-        return as_backbone(copy.deepcopy(network), size)
-    return build_backbone(config.backbone, size)

@@ -12,8 +12,9 @@ import shutil
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -29,14 +30,14 @@ from nearkin.data.views import input_statistics, normalize
 from nearkin.distributed import all_reduce_max, free_memory, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, weight_bytes, write_encoder
 from nearkin.encoders.inference import images_at_once
-from nearkin.encoders.origin import without_folder
 from nearkin.errors import DataError, OutputError, ResourceError
 from nearkin.evaluation.embeddings import images_per_shard
 from nearkin.files import read_sealed, write_sealed
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
-from nearkin.pace import ProgressCallback, count, ignore_progress
+from nearkin.pace import ProgressCallback, count
 from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Reporter, Silent
 from nearkin.types import Batch
 
 HALF: Final = np.dtype(np.float16)
@@ -78,29 +79,16 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
     return load(folder.teacher, trust_remote_code=True)  # the same one, as written
 
 
-def inherited(
-    folder: RunFolder, config: TrainConfig, start: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return what a student's file says of its teacher: its name, its origin and its license.
-
-    `start` is the origin of what the student started from, which is stated, too.
-    """
-    if not config.teacher:
-        return {}
-    details: dict[str, Any] = {"teacher": without_folder(config.teacher)}
-    teacher = load(folder.teacher, trust_remote_code=config.trust_remote_code)
-    if origin := teacher.details.get("origin"):
-        details["origin"] = _distilled(origin, start)
-    return details
-
-
-def _distilled(teacher: Mapping[str, str], start: Mapping[str, str] | None) -> dict[str, str]:
+def distilled_origin(
+    teacher: Mapping[str, str], start: Mapping[str, str] | None
+) -> dict[str, str]:
     """Return the origin of a student by those of its teacher and its start, with both licenses.
 
     >>> teacher = {"source": "big.pth", "license": "CC-BY-NC-4.0", "sha256": "ab"}
-    >>> print(_distilled(teacher, None)["source"])
+    >>> print(distilled_origin(teacher, None)["source"])
     distilled from big.pth
-    >>> print(*_distilled(teacher, dict(source="s.pth", license="MIT", sha256="cd")).values())
+    >>> start = {"source": "s.pth", "license": "MIT", "sha256": "cd"}
+    >>> print(*distilled_origin(teacher, start).values())
     distilled from big.pth into s.pth MIT and CC-BY-NC-4.0 cd
     """
     source = f"distilled from {teacher['source']}"
@@ -160,10 +148,23 @@ class LiveTeacher:
 
 @dataclass(frozen=True, eq=False)
 class CachedTeacher:
-    """Batches with features of a teacher that were computed before."""
+    """Batches with features of a teacher that are computed once, for the views of some epochs.
+
+    Features of a view depend on the seed, its epoch and its image alone, so the files that hold
+    them may be made in any order, by any process, and a run that was killed makes only those that
+    are missing. They are sealed.
+    """
 
     batches: Batches
-    files: "TeacherFiles"
+    folder: Path
+    key: bytes  # A digest of all that the features depend on
+    epochs: int
+    dim: int
+
+    def __str__(self) -> str:
+        """How many features there are, as the log says it."""
+        views, images = count(self.epochs * self.shape(0)[1], "view"), len(self.batches.images)
+        return f"{views} of {images:,} images ({self.bytes / 1e6:,.1f} MB)"
 
     @property
     def sampler(self) -> BatchSampler:
@@ -174,51 +175,29 @@ class CachedTeacher:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         part = rows_of_rank(self.sampler.batch_size)
         for step, (views, rows) in enumerate(self.batches.sampled(start, stop, part), start):
-            features = torch.from_numpy(self.files.rows(self.sampler.epoch(step), rows))
+            features = torch.from_numpy(self.rows(self.sampler.epoch(step), rows))
             if not features.isfinite().all():
                 raise DataError(
-                    f"{self.files.folder} lacks images that could not be read when it was made; "
+                    f"{self.folder} lacks images that could not be read when it was made; "
                     "remove it, and give the same command with --resume"
                 )
             on_device = to_device(features, self.batches.device).float()
             teacher = tuple(unit(on_device).unbind(dim=1))
             yield replace(self.batches.batch(views, rows), teacher=teacher)
 
-
-@dataclass(frozen=True, eq=False)
-class TeacherFiles:
-    """The features of every view of all images in some epochs, in sealed files of a folder.
-
-    Features of a view depend on the seed, its epoch and its image alone, so files may be made in
-    any order, by any process, and a run that was killed makes only those that are missing.
-    """
-
-    folder: Path
-    key: bytes  # A digest of all that the features depend on
-    epochs: int
-    num_images: int
-    num_views: int
-    dim: int
-
-    def __str__(self) -> str:
-        """How many there are, as the log says it."""
-        views = self.epochs * self.num_views
-        size = self.bytes / 1e6
-        return f"{count(views, 'view')} of {self.num_images:,} images ({size:,.1f} MB)"
-
     @property
     def shard_size(self) -> int:
         """Images in a file: as on a CPU, or files of one device would be of no use to another."""
-        return images_per_shard(self.num_images, torch.device("cpu"))
+        return images_per_shard(len(self.batches.images), torch.device("cpu"))
 
     @property
     def bytes(self) -> int:
         """Bytes of all features."""
-        return self.epochs * self.num_images * self.num_views * self.dim * HALF.itemsize
+        return sum(prod(self.shape(first)) for _, first in self.shards()) * HALF.itemsize
 
     def shards(self) -> list[tuple[int, int]]:
         """The epoch and the first image of each file."""
-        firsts = range(0, self.num_images, self.shard_size)
+        firsts = range(0, len(self.batches.images), self.shard_size)
         return [(epoch, first) for epoch in range(self.epochs) for first in firsts]
 
     def path(self, epoch: int, first: int) -> Path:
@@ -227,12 +206,13 @@ class TeacherFiles:
 
     def shape(self, first: int) -> tuple[int, int, int]:
         """Images, views and dimension of a file."""
-        return min(self.shard_size, self.num_images - first), self.num_views, self.dim
+        images = min(self.shard_size, len(self.batches.images) - first)
+        return images, len(self.batches.dataset.views), self.dim
 
     def is_whole(self, epoch: int, first: int) -> bool:
         """Whether a file is there, undamaged, and of these views."""
         content = read_sealed(self.path(epoch, first))
-        expected = HEAD + int(np.prod(self.shape(first))) * HALF.itemsize
+        expected = HEAD + prod(self.shape(first)) * HALF.itemsize
         return content is not None and content[:HEAD] == self.key and len(content) == expected
 
     def write(self, epoch: int, first: int, features: Float16[np.ndarray, "_ _ _"]) -> None:
@@ -244,7 +224,7 @@ class TeacherFiles:
         self, epoch: int, rows: Int64[np.ndarray, " rows"]
     ) -> Float16[np.ndarray, "rows views dim"]:
         """Read the features of some images."""
-        features = np.empty((len(rows), self.num_views, self.dim), HALF)
+        features = np.empty((len(rows), *self.shape(0)[1:]), HALF)
         firsts = rows // self.shard_size * self.shard_size
         for first in np.unique(firsts).tolist():
             chosen = firsts == first
@@ -267,7 +247,7 @@ def with_teacher(
     config: TrainConfig,
     batches: Batches,
     teacher: Encoder | None,
-    on_progress: ProgressCallback = ignore_progress,
+    log: Reporter | None = None,
 ) -> BatchLoader:
     """Return a training's batches with its teacher's features, if it learns from a teacher.
 
@@ -283,25 +263,33 @@ def with_teacher(
     teacher.to(batches.device).to(memory_format=torch.channels_last)
     if not config.teacher_views:
         return LiveTeacher(batches, teacher)
-    files = teacher_files(folder, config, batches, teacher)
-    missing = [shard for shard in files.shards() if not files.is_whole(*shard)]
-    _check_room(folder, files, len(missing) / len(files.shards()))
-    own = missing[rows_of_rank(len(missing))]
+    cached = cached_teacher(folder, config, batches, teacher)
+    shards = cached.shards()
+    missing = [shard for shard in shards if not cached.is_whole(*shard)]
+    needed = cached.bytes * len(missing) / len(shards)
+    if needed > (free := shutil.disk_usage(folder.path).free):
+        raise ResourceError(
+            f"the teacher's features of {cached.epochs} epochs of views take "
+            f"{needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB of the disk are free; give fewer "
+            "--teacher-views"
+        )
+    log, own = log or Silent(), missing[rows_of_rank(len(missing))]
     all_reduce_max(0)  # every process has listed what is missing before the first one writes
-    compute(files, own, batches, teacher, on_progress)
+    compute(cached, own, teacher, log.progress)
     all_reduce_max(0)  # all files are there
-    if not all(files.is_whole(*shard) for shard in missing):
+    if not all(cached.is_whole(*shard) for shard in missing):
         raise OutputError(
-            f"{files.folder} lacks what other processes have written; put -o where all of them "
+            f"{cached.folder} lacks what other processes have written; put -o where all of them "
             "can read it, or give --teacher-views 0"
         )
-    return CachedTeacher(batches, files)
+    log.info(f"teacher features of {cached}")
+    return cached
 
 
-def teacher_files(
+def cached_teacher(
     folder: RunFolder, config: TrainConfig, batches: Batches, teacher: Encoder
-) -> TeacherFiles:
-    """Return the files of the features of a training's views, which may not be there yet."""
+) -> CachedTeacher:
+    """Return batches with the features of a training's views, which may not be there yet."""
     epochs = int(config.teacher_views)
     if not config.max_time:
         epochs = min(epochs, int(config.epochs))
@@ -309,43 +297,31 @@ def teacher_files(
     named = [views, config.seed, batches.dataset.image_size, len(batches.images)]
     weights = hashlib.sha256(folder.teacher.read_bytes()).hexdigest()
     key = hashlib.sha256(json.dumps([weights, *named]).encode()).digest()
-    size, dim = len(batches.images), teacher.num_features
-    return TeacherFiles(folder.teacher_features, key, epochs, size, len(views), dim)
-
-
-def _check_room(folder: RunFolder, files: TeacherFiles, share: float) -> None:
-    needed, free = files.bytes * share, shutil.disk_usage(folder.path).free
-    if needed > free:
-        raise ResourceError(
-            f"the teacher's features of {files.epochs} epochs of views take "
-            f"{needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB of the disk are free; give fewer "
-            "--teacher-views"
-        )
+    return CachedTeacher(batches, folder.teacher_features, key, epochs, teacher.num_features)
 
 
 def compute(
-    files: TeacherFiles,
+    cached: CachedTeacher,
     shards: list[tuple[int, int]],
-    batches: Batches,
     teacher: Encoder,
-    on_progress: ProgressCallback = ignore_progress,
+    on_progress: ProgressCallback,
 ) -> None:
     """Run the teacher on the views of these files, and write them one by one.
 
     Images that cannot be read have features that are no numbers.
     """
+    batches = cached.batches
     size = images_at_once(teacher.image_size, batches.device)  # divides the size of a file
-    sampler = SequentialBatchSampler(files.num_images, size, batches.sampler.seed)
+    sampler = SequentialBatchSampler(len(batches.images), size, batches.sampler.seed)
     views, channels = batches.enlarged(teacher.image_size, sampler), batches.images.channels
-    total = sum(files.shape(first)[0] for _, first in shards)
-    done = 0
+    done, total = 0, sum(cached.shape(first)[0] for _, first in shards)
     for epoch, first in shards:
-        features = np.full(files.shape(first), np.nan, HALF)
+        features = np.full(cached.shape(first), np.nan, HALF)
         start = epoch * sampler.steps_per_epoch + first // size
         stop = start + -(-len(features) // size)
         expected = np.arange(first, first + len(features))
         for number, (pixels, rows) in enumerate(views.sampled(start, stop, slice(None))):
-            on_progress(done, total, f"teacher's features of views {epoch + 1}/{files.epochs}")
+            on_progress(done, total, f"teacher's features of views {epoch + 1}/{cached.epochs}")
             chunk = slice(number * size, number * size + len(rows))
             of_views = [_features(teacher, normalize(view), channels) for view in pixels]
             readable = rows == expected[chunk]
@@ -353,4 +329,4 @@ def compute(
                 torch.stack(of_views, dim=1).cpu().numpy()[readable].astype(HALF)
             )
             done += len(rows)
-        files.write(epoch, first, features)
+        cached.write(epoch, first, features)
