@@ -28,7 +28,7 @@ from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import Inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.ray_shards import Opener, compute_on_ray
-from nearkin.evaluation.shards import MOST, ShardFolder, ShardsWritten, note_on
+from nearkin.evaluation.shards import MOST, SHARD, ShardFolder, ShardsWritten, note_on
 from nearkin.evaluation.table import are_vectors
 from nearkin.pace import Pace
 from nearkin.run.reporter import Reporter, Silent, reporter_of
@@ -86,7 +86,9 @@ def embed_shards(
     check_alone(config)
     check_no_column(config)
     path = Path(output)
-    shard_size = ShardFolder.shard_size(path) if shard_size is None else shard_size
+    if shard_size is None:
+        earlier = ShardFolder.noted(path)
+        shard_size = earlier.shard if earlier else SHARD
     first, step = _turn(shard)
     log = reporter_of(verbose)
     if engine == "ray":
@@ -117,8 +119,8 @@ def _opened_shards(
     The settings are returned with the precision of the folder.
     """
     loaded, images = opened(config, data, network, log)
-    if config.precision == "auto":
-        config = replace(config, precision=ShardFolder.precision(output))
+    if config.precision == "auto" and (earlier := ShardFolder.noted(output)):
+        config = replace(config, precision=earlier.precision)
     where, workers = choose_device(config.device), _workers(config)
     config = with_precision(config, loaded, images, where, workers, log)
     note = note_on(loaded.digest, images, shard_size, config.precision)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int
 from typing_extensions import override
 
 from nearkin.choices import Protocol
@@ -34,7 +34,6 @@ PIECE: Final = 1024  # Images whose features are checked at once
 
 Pair = tuple[Embeddings, Embeddings]
 """Training and test embeddings."""
-Part = TypeVar("Part", Images, Embeddings)
 
 
 # What is measured
@@ -65,11 +64,12 @@ class Evaluation(Result):
             table: [Metric(**entry) for entry in column.values()]
             for table, column in summary["metrics"].items()
         }
+        compared = summary.get("differences", {}).items()
         return cls(
             summary["sizes"],
             metrics,
             summary["left_out"],
-            stored_differences(summary),
+            {table: tuple(Difference(**each) for each in found) for table, found in compared},
             summary.get("comparison", {}).get("collapsed", False),
             stored_leaks(summary),
             start,
@@ -135,12 +135,6 @@ def metric_rows(columns: Mapping[str, Sequence[Metric]]) -> list[list[str]]:
     return [["metric", *cells], *rows]
 
 
-def stored_differences(summary: Mapping[str, Any]) -> dict[str, tuple[Difference, ...]]:
-    """Return the differences that summary.json holds, by table."""
-    plain = summary.get("differences", {})
-    return {table: tuple(Difference(**each) for each in found) for table, found in plain.items()}
-
-
 # Of features
 
 
@@ -164,16 +158,16 @@ def evaluate_tables(
     `protocol` names what is measured, see `nearkin.evaluation.protocols`. For metrics that need
     more than features, `images` has those of each table. `scored` says what the test images are.
     """
+    entries = chosen(protocol)
     metrics, reasons = dict[str, list[Metric]](), dict[str, dict[str, str]]()
     for name, (train, test) in tables.items():
         inputs = Inputs(train, test, seed, device, (images or {}).get(name), scored)
         progress = under(TITLES.get(name, name), on_progress)
-        metrics[name], reasons[name] = _measured(inputs, chosen(protocol), progress)
+        metrics[name], reasons[name] = _measured(inputs, entries, progress)
     train, test = next(iter(tables.values()))
-    evaluation = Evaluation(
-        {"train": len(train), "test": len(test)}, metrics, _left_out(reasons, len(tables))
-    )
-    if not set(ENTRIES[QUICK]) <= set(chosen(protocol)):
+    sizes = {"train": len(train), "test": len(test)}
+    evaluation = Evaluation(sizes, metrics, _left_out(reasons))
+    if not set(ENTRIES[QUICK]) <= set(entries):
         return evaluation  # the verdict is on the same metrics always
     # It is on the encoder, also where the table of its projector's embedding comes first.
     compared = {name: column for name, column in metrics.items() if name != "embedding"}
@@ -181,12 +175,12 @@ def evaluate_tables(
     return replace(evaluation, differences=differences(tables, compared), collapsed=collapsed)
 
 
-def _left_out(reasons: Mapping[str, Mapping[str, str]], tables: int) -> dict[str, str]:
+def _left_out(reasons: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Return what was not measured, by its title; with the table, where it is not of all."""
     left_out = dict[str, str]()
     for name, of in reasons.items():
         for title, why in of.items():
-            everywhere = sum(title in other for other in reasons.values()) == tables
+            everywhere = all(title in other for other in reasons.values())
             key = title if everywhere else f"{title} of {TITLES.get(name, name)}"
             left_out.setdefault(key, why)
     return left_out
@@ -196,7 +190,7 @@ def _measured(
     inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCallback
 ) -> tuple[list[Metric], dict[str, str]]:
     """Take the metrics of one table of features; and why not, by what could not be measured."""
-    for embeddings in (inputs.train, inputs.test, inputs.test.second_view):
+    for embeddings in filter(None, (inputs.train, inputs.test, inputs.test.second_view)):
         _check_finite(embeddings)
     metrics, reasons = list[Metric](), dict[str, str]()
     for done, entry in enumerate(entries):
@@ -210,20 +204,16 @@ def _measured(
     return metrics, reasons
 
 
-def _check_finite(embeddings: Embeddings | None) -> None:
-    for rows in blocks(0 if embeddings is None else len(embeddings), PIECE):
-        assert embeddings is not None
+def _check_finite(embeddings: Embeddings) -> None:
+    for rows in blocks(len(embeddings), PIECE):
         finite = np.isfinite(embeddings.vectors[rows]).all(axis=1)
         if not finite.all():
+            row = rows.start + int(finite.argmin())
+            name = repr(embeddings.paths[row]) if embeddings.paths else f"image {row}"
             raise DivergedError(
-                f"the features of {_called(embeddings, rows.start + int(finite.argmin()))} are "
-                "not finite numbers; "
-                "go back to an encoder from before its training diverged"
+                f"the features of {name} are not finite numbers; go back to an encoder from "
+                "before its training diverged"
             )
-
-
-def _called(embeddings: Embeddings, row: int) -> str:
-    return repr(embeddings.paths[row]) if embeddings.paths else f"image {row}"
 
 
 # Of encoders and images
@@ -267,40 +257,44 @@ def evaluate_split(
     Returns:
         The metrics, and the encoder's embeddings of all images, normalized, in their order.
     """
-    chosen(protocol)  # a wrong name is refused before anything is computed
-    parts = {"train": split.train, "test": split.test}
-    parts = {name: part for name, part in parts.items() if len(part)}
-    rows = {"train": split.train_rows, "test": split.test_rows}
-    with_view = not set(GEOMETRY).isdisjoint(chosen(protocol))
-    study, computed = _Study(parts, seed, workers, augment, device, with_view), features or {}
-    of_table = under(TITLES.get(table, table), on_progress)
-    encoded = study.encode(encoder, of_table, computed.get(table), rows)
-    for part in encoded.values():
-        _check_finite(part)
-    embeddings = _joined(split, encoded)
+    entries, computed = chosen(protocol), features or {}  # first of all, wrong names are refused
+
+    def features_of(name: str, of: Encoder, on_progress: ProgressCallback) -> Embeddings:
+        if name in computed:
+            return computed[name]
+        return encode_images(
+            of, split.images, device=device, workers=workers, on_progress=on_progress
+        )
+
+    whole = features_of(table, encoder, under(TITLES.get(table, table), on_progress))
+    _check_finite(whole)
+    embeddings = replace(whole, splits=split.splits[whole.rows]).normalized()
     on_encoded(embeddings)
     # The others are measured on the very images that the encoder could read.
-    readable = {name: parts[name].subset(part.rows) for name, part in encoded.items()}
-    rows = {name: rows[name][part.rows] for name, part in encoded.items()}
-    study = replace(study, parts=readable)
-    tables, views = {table: encoded}, {table: study.views(encoder, of_table)}
-    for name, other in beside.items():
+    readable = split.without(np.setdiff1d(np.arange(len(split.images)), whole.rows).tolist())
+    scored = readable.test if len(readable.test) else readable.train
+    with_view = not set(GEOMETRY).isdisjoint(entries)
+    tables, views = dict[str, Pair](), dict[str, ImageViews]()
+    for name, of in {table: encoder, **beside}.items():
         progress = under(TITLES.get(name, name), on_progress)
-        tables[name] = study.encode(other, progress, computed.get(name), rows)
-        views[name] = study.views(other, progress)
-    tables["pixels"] = study.pixels(under(TITLES["pixels"], on_progress))
+        each = whole if name == table else features_of(name, of, progress)
+        view = _second_view(of, scored, seed, augment, device) if with_view else None
+        views[name] = ImageViews(of, readable.train, scored, workers, device, progress)
+        tables[name] = _divided(each, split, whole.rows, view)
+    tables["pixels"] = _pixels(readable, workers, under(TITLES["pixels"], on_progress))
     evaluation = evaluate_tables(
-        {name: _train_and_test(each) for name, each in tables.items()},
+        tables,
         seed=seed,
         protocol=protocol,
         images=views,
         device=device,
-        scored=TEST if "test" in encoded else "training images",
+        scored=TEST if len(readable.test) else "training images",
         on_progress=on_progress,
     )
-    # There is no test where none is held out.
-    sizes = {"train": 0} | {name: len(part) for name, part in encoded.items()}
-    leaked = split.leaked[encoded["test"].rows] if "test" in encoded else np.zeros(0, np.bool_)
+    sizes = {"train": len(readable.train)}
+    if len(readable.test):  # there is no test where none is held out
+        sizes["test"] = len(readable.test)
+    leaked = split.leaked[np.isin(split.test_rows, whole.rows)]
     grouped = any(split.images.group_names)
     leaks = find_leaks(leaked, evaluation.metrics[table], grouped=grouped)
     return replace(evaluation, sizes=sizes, leaks=leaks), embeddings
@@ -320,105 +314,47 @@ def label_free(
 
     Of at most `GEOMETRY_IMAGES` images, evenly spread, whichever split they are of.
     """
-    parts = {"train": images.spread(GEOMETRY_IMAGES)}
-    study = _Study(parts, seed, workers, augment, device)
-    pair = _train_and_test(study.encode(encoder, on_progress))
-    inputs = Inputs(*pair, seed, device, scored="images")
+    some = images.spread(GEOMETRY_IMAGES)
+    of = encode_images(encoder, some, device=device, workers=workers, on_progress=on_progress)
+    view = _second_view(encoder, some.subset(of.rows), seed, augment, device)
+    inputs = Inputs(of, replace(of, second_view=view), seed, device, scored="images")
     metrics, _ = _measured(inputs, ENTRIES["labelfree"], on_progress)
     return {metric.name: metric for metric in metrics}
 
 
-@dataclass(frozen=True, eq=False)
-class _Study:
-    """The images that all tables of an evaluation are of, and how these are encoded."""
-
-    parts: Mapping[str, Images]  # Of each split
-    seed: int
-    workers: int
-    augment: Augment
-    device: torch.device
-    with_view: bool = True  # Whether a second view of some is needed
-
-    def encode(
-        self,
-        encoder: Encoder,
-        on_progress: ProgressCallback,
-        computed: Embeddings | None = None,
-        rows: Mapping[str, np.ndarray] | None = None,
-    ) -> dict[str, Embeddings]:
-        """Embeddings of each part; of the last, which is scored, also the second view of some.
-
-        `computed` are features of all images, in which the parts are at these `rows`.
-        """
-        encoded = {
-            name: encode_images(
-                encoder, part, device=self.device, workers=self.workers, on_progress=on_progress
-            )
-            if computed is None or rows is None
-            else _chosen(computed, part, rows[name])
-            for name, part in self.parts.items()
-        }
-        if not self.with_view:
-            return encoded
-        scored = list(self.parts)[-1]
-        readable = self.parts[scored].subset(encoded[scored].rows)
-        view = second_view(
-            encoder,
-            readable,
-            geometry_rows(len(readable)),
-            seed=self.seed,
-            augment=self.augment,
-            device=self.device,
-        )
-        return encoded | {scored: replace(encoded[scored], second_view=view)}
-
-    def pixels(self, on_progress: ProgressCallback) -> dict[str, Embeddings]:
-        """Raw pixels of each part; of many training images, those of some."""
-        parts = {
-            name: part.spread(PIXEL_BANK) if name == "train" else part
-            for name, part in self.parts.items()
-        }
-        features = pixel_features(parts.values(), self.workers, on_progress)
-        return {
-            name: embeddings_of(part, pixels.numpy())
-            for (name, part), pixels in zip(parts.items(), features, strict=True)
-        }
-
-    def views(self, encoder: Encoder, on_progress: ProgressCallback) -> ImageViews:
-        """The images with their encoder."""
-        train, test = _both(self.parts)
-        return ImageViews(encoder, train, test, self.workers, self.device, on_progress)
-
-
-def _chosen(
-    features: Embeddings, images: Images, rows: Int64[np.ndarray, " images"]
+def _second_view(
+    encoder: Encoder, images: Images, seed: int, augment: Augment, device: torch.device
 ) -> Embeddings:
-    """Of the features of all images, those of a part, which is at these rows of them."""
-    own = np.flatnonzero(np.isin(rows, features.rows))
-    vectors = features.vectors[np.searchsorted(features.rows, rows[own])]
-    bad = {name: features.bad[name] for name in images.names if name in features.bad}
-    return embeddings_of(images.subset(own), vectors, own, bad)
+    rows = geometry_rows(len(images))
+    return second_view(encoder, images, rows, seed=seed, augment=augment, device=device)
 
 
-def _train_and_test(parts: Mapping[str, Embeddings]) -> Pair:
+def _divided(
+    features: Embeddings,
+    split: Split,
+    readable: Int[np.ndarray, " readable"],
+    second_view: Embeddings | None,
+) -> Pair:
+    """Return the readable training and test images of a table; a view is of what is scored."""
+    train, test = (
+        features.subset(np.isin(features.rows, np.intersect1d(rows, readable)))
+        for rows in (split.train_rows, split.test_rows)
+    )
+    return train, replace(_scored(train, test), second_view=second_view)
+
+
+def _scored(train: Embeddings, test: Embeddings) -> Embeddings:
     """Where nothing is held out, training images are a test of nothing but geometry."""
-    train, test = _both(parts)
-    return train, test if "test" in parts else train.unlabeled()
+    return test if len(test) else train.unlabeled()
 
 
-def _both(parts: Mapping[str, Part]) -> tuple[Part, Part]:
-    """Return the training images and what is scored; all are scored if they are of one part."""
-    scored = list(parts.values())[-1]
-    return parts.get("train", scored.subset(np.zeros(0, np.int64))), scored
-
-
-def _joined(split: Split, encoded: Mapping[str, Embeddings]) -> Embeddings:
-    """Both splits as one table, in the order of the data."""
-    places = {"train": split.train_rows, "test": split.test_rows}
-    rows = np.concatenate([places[name][part.rows] for name, part in encoded.items()])
-    order = rows.argsort()
-    vectors = np.concatenate([part.vectors for part in encoded.values()])[order]
-    bad = {name: why for part in encoded.values() for name, why in part.bad.items()}
-    joined = embeddings_of(split.images.subset(rows[order]), vectors, rows[order], bad)
-    splits = np.repeat(list(encoded), [len(part) for part in encoded.values()])
-    return replace(joined, splits=splits[order]).normalized()
+def _pixels(split: Split, workers: int, on_progress: ProgressCallback) -> Pair:
+    """Return raw pixels of training and test images; of many training images, those of some."""
+    parts = [part for part in (split.train.spread(PIXEL_BANK), split.test) if len(part)]
+    features = [
+        embeddings_of(part, pixels.numpy())
+        for part, pixels in zip(parts, pixel_features(parts, workers, on_progress), strict=True)
+    ]
+    none = features[0].subset(())
+    train = features[0] if len(split.train) else none
+    return train, _scored(train, features[-1] if len(split.test) else none)

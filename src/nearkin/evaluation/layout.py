@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus, free_memory
-from nearkin.evaluation.vectors import read_embeddings
+from nearkin.evaluation.table import read_embeddings
 from nearkin.files import read_arrays, sha256, usable, write_whole
 from nearkin.metrics.neighbors import nearest
 from nearkin.run.folder import RunFolder

@@ -4,8 +4,9 @@ A metric is taken of training and test embeddings, or of those of the test alone
 label are left out of those that need labels; where too few are left, it raises DataError.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any, Final
@@ -94,28 +95,14 @@ def knn(train: Embeddings, test: Embeddings, *, device: torch.device = CPU) -> l
     any number of training images; k 200 where there are more. Of classes with equal votes, the
     lowest number wins.
     """
-    train, test, rows = _labeled(train, test, "kNN")
-    ks = [k for k in (K, LARGE_K) if k == K or k < len(train)]
-    votes = [(min(k, len(train)), TEMPERATURE) for k in ks]
-    bank, queries = train.tensor.to(device), test.tensor.to(device)
-    predicted = predict_each(bank, train.labels, queries, votes)
-    return [
-        share(
-            KNN if k == K else f"{KNN}, k {k}",
-            winner == test.labels,
-            {
-                "method": "weighted kNN by cosine",
-                "k": used,
-                "temperature": temperature,
-                **sizes(train, test),
-            },
-            groups=test.groups,
-            rows=rows,
-            meaning="Accuracy of a weighted kNN classifier on held-out images. Nothing is "
-            "trained: it measures the features as they are.",
-        )
-        for k, winner, (used, temperature) in zip(ks, predicted, votes, strict=True)
-    ]
+    votes = {KNN: (K, TEMPERATURE)}
+    if _num_labeled(train) > LARGE_K:
+        votes[f"{KNN}, k {LARGE_K}"] = LARGE_K, TEMPERATURE
+    return _voted(
+        train, test, votes, device,
+        "Accuracy of a weighted kNN classifier on held-out images. Nothing is trained: it "
+        "measures the features as they are.",
+    )  # fmt: skip
 
 
 def knn_grid(train: Embeddings, test: Embeddings) -> list[Metric]:
@@ -124,36 +111,58 @@ def knn_grid(train: Embeddings, test: Embeddings) -> list[Metric]:
     All of them from one search. None of them is chosen: the best of several on test images would
     be too good.
     """
+    num = _num_labeled(train)
+    kinds = {f"t {t:g}": t for t in TEMPERATURES} | {"majority": math.inf}
+    votes = {
+        f"kNN k {k}, {name}": (k, temperature)
+        for k in [k for k in KS if k <= num] or [num]
+        for name, temperature in kinds.items()
+    }
+    return _voted(
+        train, test, votes, CPU,
+        "kNN at other k: neighbors weighted at temperature t, or counted alike. Every paper has "
+        "its own; none is chosen here.",
+    )  # fmt: skip
+
+
+def _voted(
+    train: Embeddings,
+    test: Embeddings,
+    votes: Mapping[str, tuple[int, float]],
+    device: torch.device,
+    meaning: str,
+) -> list[Metric]:
+    """Measure kNN at several `k` and temperatures, by the name of the metric."""
     train, test, rows = _labeled(train, test, "kNN")
-    ks = [k for k in KS if k <= len(train)] or [len(train)]
-    kinds = [(t, f"t {t:g}", "weighted kNN by cosine") for t in TEMPERATURES]
-    kinds.append((float("inf"), "majority", "unweighted kNN by cosine"))
-    votes = [(k, temperature) for k in ks for temperature, _, _ in kinds]
-    predicted = predict_each(train.tensor, train.labels, test.tensor, votes)
-
-    def protocol(k: int, temperature: float, method: str) -> Protocol:
-        weights = {} if temperature == float("inf") else {"temperature": temperature}
-        return {"method": method, "k": k, **weights, **sizes(train, test)}
-
+    bank, queries = train.tensor.to(device), test.tensor.to(device)
+    predicted = predict_each(bank, train.labels, queries, list(votes.values()))
     return [
         share(
-            f"kNN k {k}, {name}",
+            name,
             winner == test.labels,
-            protocol(k, temperature, method),
+            {**vote_protocol(min(k, len(train)), temperature), **sizes(train, test)},
             groups=test.groups,
             rows=rows,
-            meaning="kNN at other k: neighbors weighted at temperature t, or counted alike. Every "
-            "paper has its own; none is chosen here.",
+            meaning=meaning,
         )
-        for winner, (k, (temperature, name, method)) in zip(
-            predicted, product(ks, kinds), strict=True
-        )
+        for (name, (k, temperature)), winner in zip(votes.items(), predicted, strict=True)
     ]
+
+
+def vote_protocol(k: int, temperature: float = TEMPERATURE) -> Protocol:
+    """Return what a vote is, for a protocol."""
+    if temperature == math.inf:
+        return {"method": "unweighted kNN by cosine", "k": k}
+    return {"method": "weighted kNN by cosine", "k": k, "temperature": temperature}
+
+
+def _num_labeled(embeddings: Embeddings) -> int:
+    return int((embeddings.labels != UNLABELED).sum())
 
 
 def large_ks(train: Embeddings) -> dict[str, str]:
     """Return which `k` of `KS` are not in `knn_grid`, and why."""
-    num = int((train.labels != UNLABELED).sum())
+    num = _num_labeled(train)
     ks = ", ".join(str(k) for k in KS if k > num)
     return {f"kNN k {ks}": f"there are {count(num, 'labeled training image')}"} if ks else {}
 
@@ -283,24 +292,20 @@ def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Metric]:
             "draws": DRAWS,
             **sizes(train, test),
         }
-        metrics.append(_of_draws(f"{shots}-shot {name}", np.array(correct), protocol, test))
+        metrics.append(
+            with_interval(
+                f"{shots}-shot {name}",
+                float(np.mean(correct)),
+                crossed_interval(np.array(correct), test.groups),
+                protocol,
+                kind="Wilson, of other images and other draws from these training images",
+                n=len(test),
+                groups=test.groups,
+                meaning="Accuracy with so many labeled images per class, mean of ten draws of "
+                "these: nearest class mean, or logistic regression.",
+            )
+        )
     return metrics
-
-
-def _of_draws(
-    name: str, correct: Bool[np.ndarray, "draws n"], protocol: Protocol, test: Embeddings
-) -> Metric:
-    return with_interval(
-        name,
-        float(correct.mean()),
-        crossed_interval(correct, test.groups),
-        protocol,
-        kind="Wilson, of other images and other draws from these training images",
-        n=len(test),
-        groups=test.groups,
-        meaning="Accuracy with so many labeled images per class, mean of ten draws of these: "
-        "nearest class mean, or logistic regression.",
-    )
 
 
 # Retrieval
@@ -324,14 +329,12 @@ def retrieval(train: Embeddings, test: Embeddings) -> list[Metric]:
         raise DataError("retrieval needs test images of the classes of training images")
     without = len(test) - len(result.rows)
     left_out = {"further ones without a training image of their class": without} if without else {}
+    images: Protocol = {"training images": len(train), **left_out, "of": TEST}
     groups = None if test.groups is None else test.groups[result.rows]
 
-    def protocol(kind: str) -> Protocol:
-        images = {"training images": len(train), **left_out}
-        return {"method": f"{kind} of rankings by cosine", **images, "of": TEST}
-
     def mean(name: str, kind: str, values: Float[np.ndarray, " n"], meaning: str) -> Metric:
-        return mean_score(name, values, protocol(kind), groups=groups, meaning=meaning)
+        protocol = {"method": f"{kind} of rankings by cosine", **images}
+        return mean_score(name, values, protocol, groups=groups, meaning=meaning)
 
     return [
         mean(
@@ -351,7 +354,7 @@ def retrieval(train: Embeddings, test: Embeddings) -> list[Metric]:
         share(
             "retrieval recall@1",
             result.first_correct,
-            protocol("first image"),
+            {"method": "first image of rankings by cosine", **images},
             groups=groups,
             rows=rows[result.rows],
             meaning="Share of images whose most similar training image is of their class.",
