@@ -13,6 +13,7 @@ from torch import nn
 from nearkin.choices import FULL, Protocol
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import inference
 from nearkin.errors import DataError
 from nearkin.evaluation import metrics, views
 from nearkin.evaluation.attentive import attentive_probe
@@ -196,7 +197,7 @@ def test_the_second_view_differs_from_the_image_and_is_drawn_by_the_seed(split):
         views.second_view(encoder, few, np.arange(5), seed=seed, **how).vectors
         for seed in (3, 3, 4)
     )
-    plain = encode_images(encoder, few, device=CPU, workers=0).vectors
+    plain = encode_images(inference(encoder, CPU), few, workers=0).vectors
     assert np.array_equal(first, again)
     assert (first != other).any()
     assert (first != plain).any()
@@ -217,14 +218,16 @@ def test_a_network_without_tokens_has_no_attentive_probe(split):
             return x.flatten(1)[:, ::31]
 
     encoder = Encoder(as_backbone(Flat(), 16), 16, {"backbone": "flat"})
-    both = [encode_images(encoder, x, device=CPU, workers=0) for x in (split.train, split.test)]
+    both = [
+        encode_images(inference(encoder, CPU), x, workers=0) for x in (split.train, split.test)
+    ]
     with pytest.raises(DataError, match="neither tokens nor a feature map"):
         attentive_probe(views_of(encoder, split), *both, seed=0)
 
 
 def test_an_attentive_probe_says_how_many_classes_of_test_images_it_has_never_seen(split):
     train, test = (
-        encode_images(tiny(), x, device=CPU, workers=0) for x in (split.train, split.test)
+        encode_images(inference(tiny(), CPU), x, workers=0) for x in (split.train, split.test)
     )
     for labels, unseen in ((train.labels, None), (np.where(train.labels, train.labels, -1), 1)):
         found = attentive_probe(

@@ -25,6 +25,7 @@ from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.batches import Batches
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import inference
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Defaults, Method
 from nearkin.metrics.probe import (
@@ -215,9 +216,8 @@ class FineTuner:
         self, method: FineTuning, rows: Int64[np.ndarray, " rows"]
     ) -> Float32[np.ndarray, "rows classes"]:
         encoder = Encoder(method.backbone, self.encoder.preprocessing, {})
-        embedded = encode_images(
-            encoder, self.data.images.subset(rows), device=self.device, workers=self.workers
-        )
+        images = self.data.images.subset(rows)
+        embedded = encode_images(inference(encoder, self.device), images, workers=self.workers)
         with torch.inference_mode():
             logits: Tensor = method.head.cpu()(embedded.tensor)
         return logits.float().numpy()

@@ -13,7 +13,7 @@ from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import Embeddings, embed_images
+from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.pace import under
 from nearkin.run.reporter import Reporter
 from nearkin.schema import option
@@ -73,7 +73,7 @@ def features_of(
     config = with_precision(config, encoder, images, device, workers, log)
     by = prepared(config, encoder, len(images), device, log)
     on_progress = under(name, log.progress) if name else log.progress
-    return embed_images(by, images, workers=workers, on_progress=on_progress)
+    return encode_images(by, images, workers=workers, on_progress=on_progress)
 
 
 def with_precision(

@@ -12,16 +12,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.metrics import (
-    CPU,
-    KNN,
-    TEST,
-    K,
-    knn,
-    linear_probe,
-    predict,
-    vote_protocol,
-)
+from nearkin.evaluation.metrics import CPU, KNN, TEST, K, knn, linear_probe, predict, vote_protocol
 from nearkin.metrics.erasure import Eraser, leace
 from nearkin.metrics.metric import Difference, Metric, difference, share
 from nearkin.metrics.permutation import PermutationTest, permutation_test

@@ -16,6 +16,7 @@ from nearkin.data.decode import as_image
 from nearkin.data.duplicates import Groups
 from nearkin.data.images import Images, Rows, Source
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import inference
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import EmbeddingTable
@@ -218,7 +219,10 @@ def edit_test(
     edits = np.resize([*EDITS], len(drawn))
     edited = replace(drawn, source=EditedSource(drawn, edits, seed))
     embeddings = encode_images(
-        encoder, edited, device=device, workers=workers, on_progress=under("copies", on_progress)
+        inference(encoder, device),
+        edited,
+        workers=workers,
+        on_progress=under("copies", on_progress),
     )
     read = embeddings.rows
     copy = (unit(embeddings.tensor) * vectors[order][read]).sum(dim=1).numpy()

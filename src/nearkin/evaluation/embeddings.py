@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
-from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import Inference, encode_pixels, inference
+from nearkin.encoders.inference import Inference, encode_pixels
 from nearkin.errors import DataError, UsageError
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, count, ignore_progress, tracked
@@ -211,10 +210,9 @@ def images_per_shard(count: int, device: torch.device) -> int:
 
 
 def encode_images(
-    encoder: Encoder,
+    by: Inference,
     images: Images,
     *,
-    device: torch.device,
     workers: int,
     on_progress: ProgressCallback = ignore_progress,
     allow_none: bool = False,
@@ -224,24 +222,6 @@ def encode_images(
     Raises:
         DataError: If there are no images, or none that can be read and not `allow_none`.
     """
-    return embed_images(
-        inference(encoder, device),
-        images,
-        workers=workers,
-        on_progress=on_progress,
-        allow_none=allow_none,
-    )
-
-
-def embed_images(
-    by: Inference,
-    images: Images,
-    *,
-    workers: int,
-    on_progress: ProgressCallback = ignore_progress,
-    allow_none: bool = False,
-) -> Embeddings:
-    """Compute the features of those images that can be read, in the way that was chosen."""
     pixels = CenterCrops(images, by.preprocessing, batch_size=by.batch_size, workers=workers)
     pieces = tracked(pixels, len(images), "features", on_progress)
     features = encode_pixels(by.network, pieces, by.device)

@@ -15,6 +15,7 @@ from nearkin.config import Augment
 from nearkin.data.images import Images
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import inference
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
@@ -262,9 +263,8 @@ def evaluate_split(
     def features_of(name: str, of: Encoder, on_progress: ProgressCallback) -> Embeddings:
         if name in computed:
             return computed[name]
-        return encode_images(
-            of, split.images, device=device, workers=workers, on_progress=on_progress
-        )
+        by = inference(of, device)
+        return encode_images(by, split.images, workers=workers, on_progress=on_progress)
 
     whole = features_of(table, encoder, under(TITLES.get(table, table), on_progress))
     _check_finite(whole)
@@ -315,7 +315,8 @@ def label_free(
     Of at most `GEOMETRY_IMAGES` images, evenly spread, whichever split they are of.
     """
     some = images.spread(GEOMETRY_IMAGES)
-    of = encode_images(encoder, some, device=device, workers=workers, on_progress=on_progress)
+    by = inference(encoder, device)
+    of = encode_images(by, some, workers=workers, on_progress=on_progress)
     view = _second_view(encoder, some.subset(of.rows), seed, augment, device)
     inputs = Inputs(of, replace(of, second_view=view), seed, device, scored="images")
     metrics, _ = _measured(inputs, ENTRIES["labelfree"], on_progress)

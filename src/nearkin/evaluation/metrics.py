@@ -372,19 +372,29 @@ def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
     and adjusted Rand index. Their intervals are those of other images, clusters and match being
     kept. Of many images k-means learns its centers from some.
     """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     rows, test = np.flatnonzero(test.labels != UNLABELED), test.labeled()
-    k = len(np.unique(test.labels))
+    labels, groups, k = test.labels, test.groups, len(np.unique(test.labels))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")
-    assigned, how = _kmeans(test.tensor, k, seed)
+    x, starts = compact(test.tensor), STARTS if k <= MANY_CLUSTERS else 1
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(x))[:SAMPLE])
+    with warnings.catch_warnings(), threads_for(x.size):
+        # Collapsed features have fewer points than clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        kmeans = KMeans(k, n_init=starts, random_state=seed).fit(x[drawn])
+        assigned = kmeans.predict(x).astype(np.int64)
+    some = {"images that its centers are learned from": len(drawn)} if len(drawn) < len(x) else {}
     protocol: Protocol = {
         "method": "k-means of unit features",
         "clusters, as many as classes": k,
         "dimensions": min(test.vectors.shape[1], WIDEST),
-        **how,
+        "starts": starts,
+        **some,
         "of": TEST,
     }
-    labels, groups = test.labels, test.groups
 
     def compared(name: str, statistic: Callable[[Any], float], meaning: str) -> Metric:
         value, interval = agreement(statistic, labels, assigned, groups, seed=seed)
@@ -416,25 +426,6 @@ def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
     ]
 
 
-def _kmeans(
-    features: Float[Tensor, "n dim"], k: int, seed: int
-) -> tuple[Int[np.ndarray, " n"], Protocol]:
-    """Return the cluster of each row, and how it was found."""
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    x, starts = compact(features), STARTS if k <= MANY_CLUSTERS else 1
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(x))[:SAMPLE])
-    kmeans = KMeans(k, n_init=starts, random_state=seed)
-    with warnings.catch_warnings(), threads_for(x.size):
-        # Collapsed features have fewer points than clusters.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        kmeans.fit(x[drawn])
-        assigned = kmeans.predict(x)
-    some = {"images that its centers are learned from": len(drawn)} if len(drawn) < len(x) else {}
-    return assigned.astype(np.int64), {"starts": starts, **some}
-
-
 # Without labels
 
 
@@ -460,7 +451,7 @@ def view_retrieval(test: Embeddings, scored: str = TEST) -> list[Metric]:
             own[first] == own,
             {
                 "method": "the image nearest to an augmented view by cosine is its own",
-                **_of(test, scored),
+                "of": f"of {len(test)} {scored}",
             },
             groups=groups,
             rows=view.rows,
@@ -469,10 +460,6 @@ def view_retrieval(test: Embeddings, scored: str = TEST) -> list[Metric]:
             "nothing about classes.",
         )
     ]
-
-
-def _of(test: Embeddings, scored: str) -> dict[str, str | int | float]:
-    return {"of": f"of {len(test)} {scored}"}
 
 
 def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
@@ -495,7 +482,7 @@ def geometry(test: Embeddings, scored: str = TEST) -> list[Metric]:
     def metric(
         name: str, value: Float[Tensor, ""], method: str, meaning: str, **more: int
     ) -> Metric:
-        protocol = {"method": method, **more, **_of(test, scored)}
+        protocol = {"method": method, **more, "of": f"of {len(test)} {scored}"}
         return Metric(name, float(value), None, None, len(rows), None, protocol, meaning=meaning)
 
     metrics = [

@@ -15,7 +15,7 @@ from typing_extensions import override
 from nearkin.data.images import Images
 from nearkin.encoders.inference import Inference, Precision
 from nearkin.errors import DataError, OutputError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, embed_images
+from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.vectors import ROOM, read_footer, write_parquet
 from nearkin.files import PARTIAL, replace_text, usable, whole, writing
 from nearkin.pace import ProgressCallback, count, ignore_progress, under
@@ -173,7 +173,7 @@ class ShardFolder:
             start = number * self.note.shard
             rows = np.arange(start, min(self.note.images, start + self.note.shard))
             with resource_errors():
-                embeddings = embed_images(
+                embeddings = encode_images(
                     by,
                     images.subset(rows),
                     workers=workers,

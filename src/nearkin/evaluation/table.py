@@ -15,14 +15,7 @@ from nearkin.data.labels import grouped, numbered
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.shards import NOTE, ShardFolder
-from nearkin.evaluation.vectors import (
-    AGAIN,
-    BLOCK_SIZE,
-    COLUMNS,
-    ENCODER,
-    REMOVED,
-    SUFFIX,
-)
+from nearkin.evaluation.vectors import AGAIN, BLOCK_SIZE, COLUMNS, ENCODER, REMOVED, SUFFIX
 from nearkin.files import sha256, usable
 from nearkin.objectives import unit
 from nearkin.text import as_text

@@ -66,13 +66,6 @@ def train_attentive_probe(
     on all images at once, from an attention that is nearly that of an average. With no attention
     it is the linear probe on mean tokens. Images without a label are left out.
 
-    Args:
-        tokens: What `TokenFeatures` gives of training images.
-        labels: Their classes.
-        seed: Decides which images are held out, and the first attention.
-        groups: Images of one group are held out together or not at all.
-        heads: Number of queries.
-
     Returns:
         The probe, and what was predicted of images while they were held out.
 

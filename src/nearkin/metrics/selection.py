@@ -75,12 +75,7 @@ def typical(
     high and low budgets. ICML 2022, arXiv:2202.02794, section 3.2): k-means into as many clusters
     as there will be labels, `CLUSTERS` at most. The next is of the cluster with the fewest labels,
     the largest of these, and in it the row whose `NEIGHBORS` nearest are nearest on average.
-
-    Args:
-        features: Of any length.
-        labeled: Rows that have a label.
-        num: How many rows are to be labeled.
-        seed: Decides where k-means starts.
+    `labeled` rows have a label, and `num` are to get one.
     """
     k = min(len(labeled) + num, CLUSTERS, len(features))
     x, nobody = compact(features), np.full(len(features), UNLABELED)
