@@ -109,12 +109,7 @@ def column_test(
        kNN from as many training images of each class, of any value.
     3. `leace`, fitted to the training images, removes the column from both parts.
 
-    Args:
-        column: Its name.
-        pair: Training and test features.
-        values: Of the training and of the test images. Those without one are left out.
-        seed: Decides what is drawn.
-        device: Where to compute.
+    Images without a value are left out.
 
     Raises:
         UsageError: As `check_values`.
@@ -181,13 +176,8 @@ def remove_column(
 ) -> tuple[Embeddings, list[str]]:
     """Remove a column from features by `leace`, and measure what kNN predicts then.
 
-    Args:
-        column: Its name.
-        embeddings: Unit features.
-        values: The value of each image.
-        held_out: Whether each image is scored. The others are the neighbors, and the projection
-            is fitted to those of them whose value is known.
-        seed: Decides what is drawn.
+    Images that are `held_out` are scored. The others are the neighbors, and the projection is
+    fitted to those of them whose value is known.
 
     Returns:
         Unit features of all images, as by another encoder: `encoder` is a digest of both the

@@ -152,12 +152,10 @@ def evaluate_tables(
     """Take the same metrics of several tables of features of the same images.
 
     The first of `tables` is the encoder's, whose numbers of images are reported; the others are
-    what it stands beside, and is compared with image by image. Each has training and test
-    embeddings: the first are the bank of kNN and what the probe learns from. The labels of test
-    images decide nothing but the scores.
-
-    `protocol` names what is measured, see `nearkin.evaluation.protocols`. For metrics that need
-    more than features, `images` has those of each table. `scored` says what the test images are.
+    what it stands beside, and is compared with image by image. Training embeddings are the bank of
+    kNN and what the probe learns from. The labels of test images decide nothing but the scores.
+    For metrics that need more than features, `images` has those of each table. `scored` says what
+    the test images are.
     """
     entries = chosen(protocol)
     metrics, reasons = dict[str, list[Metric]](), dict[str, dict[str, str]]()
@@ -237,23 +235,11 @@ def evaluate_split(
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on images that are already open and split.
 
-    Images that cannot be read count nowhere.
-
-    Args:
-        encoder: What is measured.
-        split: Training images, the bank of kNN and what the probe learns from, and test images.
-        beside: Encoders that it stands beside, by the name of their table, such as `untrained`;
-            raw pixels always follow them.
-        seed: Decides what is drawn for probe, clusters and views.
-        workers: Processes that decode photographs.
-        augment: Augmentation of the second view of some images.
-        device: Where to compute.
-        protocol: What is measured; see `nearkin.evaluation.protocols`.
-        table: Name of the encoder's table.
-        features: Of all images of the split, as an encoder gives them, by the name of its table;
-            computed here where they are missing.
-        on_encoded: Receives the encoder's embeddings, before they are measured.
-        on_progress: Receives the progress.
+    It stands `beside` others, by the name of their table, and beside raw pixels. Images that cannot
+    be read count nowhere. `features` are those of all images, by the name of their table; missing
+    ones are computed. `on_encoded` receives the encoder's embeddings before they are measured.
+    `augment` is of the second view of some images. For `protocol` see
+    `nearkin.evaluation.protocols`.
 
     Returns:
         The metrics, and the encoder's embeddings of all images, normalized, in their order.

@@ -25,10 +25,10 @@ class Leaks:
 
     def __str__(self) -> str:
         """One sentence, without its period."""
-        share = "share a group with training images, or " if self.grouped else ""
-        among = "them" if self.grouped else "the training images"
-        leaked = f"{self.leaked} of {count(self.test, 'test image')}"
-        text = f"{leaked} {share}have a near-duplicate among {among}"
+        among = "have a near-duplicate among the training images"
+        if self.grouped:
+            among = "share a group with training images, or have a near-duplicate among them"
+        text = f"{self.leaked} of {count(self.test, 'test image')} {among}"
         each = [
             f"{name} is {without:.3f} instead of {every:.3f}"
             for name, (every, without) in self.accuracies.items()
