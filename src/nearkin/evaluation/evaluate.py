@@ -235,10 +235,10 @@ def evaluate_split(
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on images that are already open and split.
 
-    It stands `beside` others, by the name of their table, and beside raw pixels. Images that cannot
-    be read count nowhere. `features` are those of all images, by the name of their table; missing
-    ones are computed. `on_encoded` receives the encoder's embeddings before they are measured.
-    `augment` is of the second view of some images. For `protocol` see
+    It stands `beside` others, by the name of their table, and beside raw pixels. Images that
+    cannot be read count nowhere. `features` are those of all images, by the name of their table;
+    missing ones are computed. `on_encoded` receives the encoder's embeddings before they are
+    measured. `augment` is of the second view of some images. For `protocol` see
     `nearkin.evaluation.protocols`.
 
     Returns:
