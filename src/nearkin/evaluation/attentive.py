@@ -1,6 +1,6 @@
 """Attentive probe: how much of the classes is in the tokens that the pooling averages away."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import sizes
 from nearkin.evaluation.views import ImageViews
-from nearkin.metrics.attentive import HEADS, AttentiveProbe, train_attentive_probe
+from nearkin.metrics.attentive import HEADS, train_attentive_probe
 from nearkin.metrics.metric import Metric, Protocol, share
 from nearkin.metrics.probe import Choice, train_probe
 from nearkin.networks.tokens import TokenFeatures
@@ -51,18 +51,17 @@ def attentive_probe(
     few, test = train.subset(rows), test.subset(scored)
     if len(np.unique(few.labels)) < 2 or not len(scored):
         raise DataError("the attentive probe needs labeled images of two classes or more")
+    where: Any = {"device": views.device, "workers": views.workers}
+    train_images, test_images = views.train.subset(rows), views.test.subset(scored)
     tokens = tokens_of(
-        network,
-        views.encoder,
-        views.train.subset(rows),
-        device=views.device,
-        workers=views.workers,
-        on_progress=views.on_progress,
-    )
-    probe, validated = train_attentive_probe(
-        tokens.to(views.device), few.labels, seed=seed, groups=few.groups
-    )
-    correct = _predict(probe, network, views, views.test.subset(scored)) == test.labels
+        network, views.encoder, train_images, **where, on_progress=views.on_progress
+    ).to(views.device)
+    probe, validated = train_attentive_probe(tokens, few.labels, seed=seed, groups=few.groups)
+    predicted = []
+    for piece in np.array_split(np.arange(len(test)), range(PIECE, len(test), PIECE)):
+        tokens = tokens_of(network, views.encoder, test_images.subset(piece), **where)
+        predicted.append(probe.predict(tokens.to(views.device)))
+        views.on_progress(int(piece[-1]) + 1, len(test), "tokens of test images")
     linear = train_probe(few.tensor, few.labels, seed=seed, groups=few.groups)
     of: Protocol = sizes(few, test)
     attention: Protocol = {"method": "attentive pooling and logistic regression", "heads": HEADS}
@@ -70,7 +69,7 @@ def attentive_probe(
     return [
         share(
             "attentive probe",
-            correct,
+            np.concatenate(predicted) == test.labels,
             {**attention, "tokens": network.num_tokens, **of},
             groups=test.groups,
             rows=scored,
@@ -110,20 +109,3 @@ def tokens_of(
     pieces = tracked(crops, len(images), "tokens", on_progress)
     flat = encode_pixels(network, pieces, device)
     return flat.reshape(len(flat), network.num_tokens, network.dim)
-
-
-def _predict(
-    probe: AttentiveProbe, network: TokenFeatures, views: ImageViews, images: Images
-) -> Int[np.ndarray, " n"]:
-    predicted = []
-    for piece in np.array_split(np.arange(len(images)), range(PIECE, len(images), PIECE)):
-        tokens = tokens_of(
-            network,
-            views.encoder,
-            images.subset(piece),
-            device=views.device,
-            workers=views.workers,
-        )
-        predicted.append(probe.predict(tokens.to(views.device)))
-        views.on_progress(int(piece[-1]) + 1, len(images), "tokens of test images")
-    return np.concatenate(predicted)

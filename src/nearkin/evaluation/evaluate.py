@@ -21,7 +21,7 @@ from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
-from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
+from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST
 from nearkin.evaluation.protocols import ENTRIES, GEOMETRY, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
 from nearkin.evaluation.views import ImageViews, second_view
@@ -260,11 +260,12 @@ def evaluate_split(
     readable = split.without(np.setdiff1d(np.arange(len(split.images)), whole.rows).tolist())
     scored = readable.test if len(readable.test) else readable.train
     with_view = not set(GEOMETRY).isdisjoint(entries)
+    how: Any = {"seed": seed, "augment": augment, "device": device}
     tables, views = dict[str, Pair](), dict[str, ImageViews]()
     for name, of in {table: encoder, **beside}.items():
         progress = under(TITLES.get(name, name), on_progress)
         each = whole if name == table else features_of(name, of, progress)
-        view = _second_view(of, scored, seed, augment, device) if with_view else None
+        view = second_view(of, scored, **how) if with_view else None
         views[name] = ImageViews(of, readable.train, scored, workers, device, progress)
         tables[name] = _divided(each, split, whole.rows, view)
     tables["pixels"] = _pixels(readable, workers, under(TITLES["pixels"], on_progress))
@@ -303,17 +304,11 @@ def label_free(
     some = images.spread(GEOMETRY_IMAGES)
     by = inference(encoder, device)
     of = encode_images(by, some, workers=workers, on_progress=on_progress)
-    view = _second_view(encoder, some.subset(of.rows), seed, augment, device)
-    inputs = Inputs(of, replace(of, second_view=view), seed, device, scored="images")
+    how: Any = {"seed": seed, "augment": augment, "device": device}
+    test = replace(of, second_view=second_view(encoder, some.subset(of.rows), **how))
+    inputs = Inputs(of, test, seed, device, scored="images")
     metrics, _ = _measured(inputs, ENTRIES["labelfree"], on_progress)
     return {metric.name: metric for metric in metrics}
-
-
-def _second_view(
-    encoder: Encoder, images: Images, seed: int, augment: Augment, device: torch.device
-) -> Embeddings:
-    rows = geometry_rows(len(images))
-    return second_view(encoder, images, rows, seed=seed, augment=augment, device=device)
 
 
 def _divided(

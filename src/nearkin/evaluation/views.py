@@ -17,6 +17,7 @@ from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import encode, images_at_once
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
+from nearkin.evaluation.metrics import geometry_rows
 from nearkin.pace import ProgressCallback, ignore_progress
 
 
@@ -33,15 +34,10 @@ class ImageViews:
 
 
 def second_view(
-    encoder: Encoder,
-    images: Images,
-    chosen: np.ndarray,
-    *,
-    seed: int,
-    augment: Augment,
-    device: torch.device,
+    encoder: Encoder, images: Images, *, seed: int, augment: Augment, device: torch.device
 ) -> Embeddings:
-    """Embeddings of the chosen images, augmented as in training: they should hardly differ."""
+    """Embeddings of some images, augmented as in training: they should hardly differ."""
+    chosen = geometry_rows(len(images))
     some, encoder = images.subset(chosen), encoder.to(device)
     batches = Batches.of(
         encoder.preprocessing.applied(some),

@@ -108,7 +108,8 @@ def balanced_interval(
     effect = math.inf
     if groups is not None and independent:
         effect = max(1.0, _grouped_variance(correct, recall, member, groups) / independent)
-    clustered = effective_number(effect, groups, _rarer(correct)) / len(correct)
+    rarer = correct != (2 * np.count_nonzero(correct) >= len(correct))
+    clustered = effective_number(effect, groups, rarer) / len(correct)
     effective = n * clustered * _binomial_ratio(value, independent * n, n)
     return value, Interval(*wilson(value, effective), effective)
 
@@ -222,12 +223,6 @@ def design_effect(values: Float[np.ndarray, " n"], groups: Groups) -> float:
     sums = np.bincount(member, deviation)
     together = float(np.square(sums).sum()) * len(sizes) / (len(sizes) - 1)
     return max(1.0, together / alone)
-
-
-def _rarer(correct: Bool[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-    """Return the images of the rarer outcome."""
-    commoner = 2 * np.count_nonzero(correct) >= len(correct)
-    return np.asarray(correct != commoner)
 
 
 # Two encoders on the same images

@@ -89,14 +89,8 @@ def constrained_kmeans(
     Han et al. Learning to discover novel visual categories via deep transfer clustering. ICCV
     2019; Vaze et al. Generalized category discovery. CVPR 2022, section 3.2.
 
-    Args:
-        features: Of any scale; distances are Euclidean.
-        label: The class of each row, which is its cluster, or `UNLABELED`. Clusters of numbers
-            that no label has are free.
-        k: How many clusters, those of the labeled classes included.
-        seed: Decides where the free clusters start.
-        n_init: How often to start.
-        max_iter: Most steps of each start; it ends before when no row moves.
+    The label of a row is its cluster, or `UNLABELED`; `k` counts the clusters of the labeled
+    classes, too. Each of `n_init` starts ends after `max_iter` steps, or when no row moves.
 
     Raises:
         DataError: If there are no rows, or more classes than clusters.
@@ -104,8 +98,7 @@ def constrained_kmeans(
     classes = int(label.max(initial=UNLABELED)) + 1
     if not len(label):
         raise DataError("no rows to cluster; k-means needs at least one")
-    if k < max(classes, 1):
-        least = max(classes, 1)
+    if k < (least := max(classes, 1)):
         raise DataError(f"{k} clusters for {classes} labeled classes; ask for {least} or more")
     middle = features.mean(axis=0, dtype=np.float64)
     x = features - middle  # squares of what all rows share would drown the rest
