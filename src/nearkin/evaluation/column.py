@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -43,14 +44,7 @@ class ColumnTest:
     @classmethod
     def stored(cls, plain: Mapping[str, Any]) -> "ColumnTest":
         """Return what `to_dict` has made plain, without the outcomes of single images."""
-        return cls(
-            plain["column"],
-            plain["chance"],
-            plain["p"],
-            tuple(Metric(**each) for each in plain["metrics"].values()),
-            Difference(**plain["loss"]) if plain["loss"] else None,
-            tuple(Difference(**each) for each in plain["removal"]),
-        )
+        return msgspec.convert({**plain, "metrics": [*plain["metrics"].values()]}, cls)
 
     @property
     def followed(self) -> bool:

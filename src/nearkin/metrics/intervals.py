@@ -176,7 +176,7 @@ def effective_number(effect: float, groups: Groups, telling: Bool[np.ndarray, " 
     n = len(telling)
     if groups is None or not n:
         return float(n)
-    fewest = _alike(np.unique(groups, return_counts=True)[1])
+    fewest = _alike(groups)
     if fewest == n:
         return float(n)
     if effect == math.inf:
@@ -187,15 +187,14 @@ def effective_number(effect: float, groups: Groups, telling: Bool[np.ndarray, " 
 
 def quantile(groups: Groups) -> float:
     """Return how many standard errors an interval has on either side: Student's of few groups."""
-    if groups is None:
+    if groups is None or _alike(groups) == len(groups):
         return Z
-    _, sizes = np.unique(groups, return_counts=True)
-    independent = bool((sizes == 1).all())
-    return Z if independent else _quantile(_alike(sizes) - 1)
+    return _quantile(_alike(groups) - 1)
 
 
-def _alike(sizes: Int[np.ndarray, " groups"]) -> float:
-    """Return the effective number of images of groups whose images are all alike."""
+def _alike(groups: Int[np.ndarray, " n"]) -> float:
+    """Return the effective number of images if those of a group are all alike."""
+    sizes = np.unique(groups, return_counts=True)[1]
     return float(sizes.sum()) ** 2 / float(np.square(sizes, dtype=np.float64).sum())
 
 
