@@ -22,8 +22,7 @@ from nearkin.data.split import Split
 from nearkin.encoders.encoder import CUSTOM, load, write_encoder
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
-from nearkin.evaluation.evaluate import evaluate_split
-from nearkin.evaluation.views import second_view
+from nearkin.evaluation.evaluate import evaluate_split, second_view
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone

@@ -15,10 +15,10 @@ from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import inference
 from nearkin.errors import DataError
-from nearkin.evaluation import metrics, views
-from nearkin.evaluation.attentive import attentive_probe
+from nearkin.evaluation import metrics
+from nearkin.evaluation.attentive import ImageViews, attentive_probe
 from nearkin.evaluation.embeddings import Embeddings, encode_images
-from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables
+from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, second_view
 from nearkin.evaluation.metrics import few_shot, knn, knn_grid, retrieval
 from nearkin.evaluation.protocols import ENTRIES, chosen
 from nearkin.metrics import attentive, probe
@@ -187,14 +187,14 @@ def test_quick_measures_are_the_same_among_others(split, full):
 
 
 def views_of(encoder, split):
-    return views.ImageViews(encoder, split.train, split.test, 0, CPU)
+    return ImageViews(encoder, split.train, split.test, 0, CPU)
 
 
 def test_the_second_view_differs_from_the_image_and_is_drawn_by_the_seed(split):
     encoder, few = tiny(), split.test.spread(5)
     how = dict(augment="simclr_cifar", device=CPU)
     first, again, other = (
-        views.second_view(encoder, few, seed=seed, **how).vectors for seed in (3, 3, 4)
+        second_view(encoder, few, seed=seed, **how).vectors for seed in (3, 3, 4)
     )
     plain = encode_images(inference(encoder, CPU), few, workers=0).vectors
     assert np.array_equal(first, again)

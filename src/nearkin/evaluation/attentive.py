@@ -1,5 +1,6 @@
 """Attentive probe: how much of the classes is in the tokens that the pooling averages away."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,6 @@ from nearkin.encoders.projector import Projected
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import sizes
-from nearkin.evaluation.views import ImageViews
 from nearkin.metrics.attentive import HEADS, train_attentive_probe
 from nearkin.metrics.metric import Metric, Protocol, share
 from nearkin.metrics.probe import Choice, train_probe
@@ -26,6 +26,18 @@ from nearkin.types import UNLABELED
 HELD: Final = 2**26  # Numbers of the training images' tokens that are held, 256 MiB in float32
 TRAINED: Final = 5_000  # Training images at the most, and test images
 PIECE: Final = 256  # Test images whose tokens are held at once
+
+
+@dataclass(frozen=True, eq=False)
+class ImageViews:
+    """An encoder with the images that it is measured on, for metrics that need tokens."""
+
+    encoder: Encoder
+    train: Images  # Readable ones, in the order of their embeddings
+    test: Images
+    workers: int
+    device: torch.device
+    on_progress: ProgressCallback = ignore_progress
 
 
 def attentive_probe(

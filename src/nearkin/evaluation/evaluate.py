@@ -1,30 +1,35 @@
 """All metrics of an encoder, beside those of its start, an untrained network and raw pixels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
+from torch import Tensor
 from typing_extensions import override
 
 from nearkin.choices import Protocol
 from nearkin.config import Augment
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
 from nearkin.data.images import Images
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.split import Split
+from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import inference
+from nearkin.encoders.inference import encode, images_at_once, inference
 from nearkin.errors import DataError, DivergedError
+from nearkin.evaluation.attentive import ImageViews
 from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
-from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST
+from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
 from nearkin.evaluation.protocols import ENTRIES, GEOMETRY, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
-from nearkin.evaluation.views import ImageViews, second_view
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.objectives.fused import blocks
 from nearkin.pace import ProgressCallback, ignore_progress, under
@@ -309,6 +314,30 @@ def label_free(
     inputs = Inputs(of, test, seed, device, scored="images")
     metrics, _ = _measured(inputs, ENTRIES["labelfree"], on_progress)
     return {metric.name: metric for metric in metrics}
+
+
+def second_view(
+    encoder: Encoder, images: Images, *, seed: int, augment: Augment, device: torch.device
+) -> Embeddings:
+    """Embeddings of some images, augmented as in training: they should hardly differ."""
+    chosen = geometry_rows(len(images))
+    some, encoder = images.subset(chosen), encoder.to(device)
+    batches = Batches.of(
+        encoder.preprocessing.applied(some),
+        views_of(augment, ("strong",)),
+        image_size=encoder.image_size,
+        sampler=RandomBatchSampler(len(some), 1, seed),
+        device=device,
+    )
+
+    def inputs() -> Iterator[Float[Tensor, "batch _ _ _"]]:
+        size = images_at_once(encoder.image_size, device)
+        for piece in np.array_split(np.arange(len(some)), range(size, len(some), size)):
+            yield normalize(batches.views(0, piece)[0])
+
+    features = encode(encoder, inputs())
+    own = np.setdiff1d(np.arange(len(some)), list(batches.bad))  # bad ones show another's view
+    return embeddings_of(some.subset(own), features.numpy()[own], chosen[own])
 
 
 def _divided(

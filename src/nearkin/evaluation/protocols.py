@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from nearkin.choices import FULL, Protocol
-from nearkin.evaluation.attentive import attentive_probe
+from nearkin.evaluation.attentive import ImageViews, attentive_probe
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import (
     CPU,
@@ -22,7 +22,6 @@ from nearkin.evaluation.metrics import (
     retrieval,
     view_retrieval,
 )
-from nearkin.evaluation.views import ImageViews
 from nearkin.metrics.metric import Metric
 from nearkin.schema import check_value
 
