@@ -42,14 +42,11 @@ class AttentiveProbe:
     strength: float  # The chosen `C`: the inverse of the regularization
 
     @torch.no_grad()
-    def logits(self, tokens: Float[Tensor, "n _ dim"]) -> Float[Tensor, "n classes"]:
-        """Return the logits of the classes."""
-        pooled = torch.cat([self.pooling(piece.float()) for piece in tokens.split(PIECE)])
-        return pooled @ self.weight + self.bias
-
     def predict(self, tokens: Float[Tensor, "n _ dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each image."""
-        return np.asarray(self.classes[self.logits(tokens).argmax(dim=1).cpu().numpy()])
+        pooled = torch.cat([self.pooling(piece.float()) for piece in tokens.split(PIECE)])
+        likely = (pooled @ self.weight + self.bias).argmax(dim=1)
+        return np.asarray(self.classes[likely.cpu().numpy()])
 
 
 def train_attentive_probe(
@@ -58,7 +55,6 @@ def train_attentive_probe(
     *,
     seed: int,
     groups: Int[np.ndarray, " n"] | None = None,
-    heads: int = HEADS,
 ) -> tuple[AttentiveProbe, Validated]:
     """Choose the regularization on held-out ones of these images, then fit all of them.
 
@@ -81,7 +77,7 @@ def train_attentive_probe(
     std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)
     x, y = (x - mean) / std, torch.from_numpy(target).to(x.device)
     with seeded(seed, torch.device("cpu")):
-        start = (torch.randn(x.shape[2], heads) * START).to(x.device)
+        start = (torch.randn(x.shape[2], HEADS) * START).to(x.device)
 
     def fit(rows: Tensor, strengths: Sequence[float]) -> list[Fitted]:
         return _fit_path(x[rows], y[rows], start, len(classes), strengths)

@@ -1,6 +1,6 @@
 """Multinomial logistic regression by L-BFGS on all images at once, read in blocks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -206,18 +206,13 @@ class LinearProbe:
 
     def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each row."""
-        likely = [logits.argmax(dim=1) for logits in self._blocks(features)]
-        return np.asarray(self.classes[torch.cat(likely).cpu().numpy()])
-
-    def logits(self, features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
-        """Return the logits of the classes."""
-        return torch.cat(list(self._blocks(features)))
-
-    def _blocks(self, features: Float[Tensor, "n dim"]) -> Iterator[Float[Tensor, "rows classes"]]:
         x = Standardized(features, self.mean, self.std, self.basis)
         size = max(1, BLOCK // (features.shape[1] + len(self.bias)))
-        for rows in blocks(max(1, len(features)), size):  # of no features, a matrix without rows
-            yield x[rows] @ self.weight + self.bias
+        likely = [
+            (x[rows] @ self.weight + self.bias).argmax(dim=1)
+            for rows in blocks(max(1, len(features)), size)  # of no features, one without rows
+        ]
+        return np.asarray(self.classes[torch.cat(likely).cpu().numpy()])
 
     def layer(self) -> tuple[Float[Tensor, "classes dim"], Float[Tensor, " classes"]]:
         """Return weights and biases that take features as they are, not standardized."""
