@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -26,13 +25,8 @@ from nearkin.metrics.clusters import (
     normalized_mutual_information,
     right,
 )
-from nearkin.metrics.fewshot import (
-    STRENGTH,
-    centered,
-    draw_shots,
-    logistic_regression,
-    nearest_class_mean,
-)
+from nearkin.metrics.fewshot import STRENGTH as C
+from nearkin.metrics.fewshot import centered, draw_shots, predict_few_shot
 from nearkin.metrics.geometry import (
     alignment,
     effective_rank,
@@ -272,39 +266,37 @@ def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Metric]:
     if len(classes) < 2:
         raise DataError("few-shot needs labeled training images of two classes or more")
     queries, y = centered(test.tensor, mean), torch.from_numpy(numbers)
-    kinds: dict[str, tuple[Callable[..., Tensor], str]] = {
-        "class mean": (nearest_class_mean, "nearest class mean"),
-        "logistic": (logistic_regression, f"logistic regression with C {STRENGTH:g}"),
-    }
+    kinds = {"class mean": "nearest class mean", "logistic": f"logistic regression with C {C:g}"}
     metrics = []
-    for shots, (name, (classify, method)) in product(SHOTS, kinds.items()):
-        correct = []
+    for shots in SHOTS:
+        correct: dict[str, list[np.ndarray]] = {name: [] for name in kinds}
         for draw in range(DRAWS):
             few = torch.from_numpy(draw_shots(numbers, shots, seed, draw))
             x = centered(train.tensor[few], mean)  # of all would be a second copy of them
-            predicted = classify(x, y[few], len(classes), queries).numpy()
-            correct.append(classes[predicted] == test.labels)
+            for name, predicted in predict_few_shot(x, y[few], len(classes), queries).items():
+                correct[name].append(classes[predicted.numpy()] == test.labels)
         fewer = int((np.bincount(numbers) < shots).sum())
-        protocol = {
-            "method": f"{method} of unit features minus the mean training image",
-            "training images per class": shots,
-            **({"classes that have fewer and give all": fewer} if fewer else {}),
-            "draws": DRAWS,
-            **sizes(train, test),
-        }
-        metrics.append(
-            with_interval(
-                f"{shots}-shot {name}",
-                float(np.mean(correct)),
-                crossed_interval(np.array(correct), test.groups),
-                protocol,
-                kind="Wilson, of other images and other draws from these training images",
-                n=len(test),
-                groups=test.groups,
-                meaning="Accuracy with so many labeled images per class, mean of ten draws of "
-                "these: nearest class mean, or logistic regression.",
+        for name, method in kinds.items():
+            protocol = {
+                "method": f"{method} of unit features minus the mean training image",
+                "training images per class": shots,
+                **({"classes that have fewer and give all": fewer} if fewer else {}),
+                "draws": DRAWS,
+                **sizes(train, test),
+            }
+            metrics.append(
+                with_interval(
+                    f"{shots}-shot {name}",
+                    float(np.mean(correct[name])),
+                    crossed_interval(np.array(correct[name]), test.groups),
+                    protocol,
+                    kind="Wilson, of other images and other draws from these training images",
+                    n=len(test),
+                    groups=test.groups,
+                    meaning="Accuracy with so many labeled images per class, mean of ten draws of "
+                    "these: nearest class mean, or logistic regression.",
+                )
             )
-        )
     return metrics
 
 
