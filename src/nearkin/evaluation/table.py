@@ -149,14 +149,9 @@ class EmbeddingTable:
     ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
         """Return the `k` rows most similar to each unit query, and the cosines, largest first.
 
-        Equal cosines are in the order of the table. A product of matrices rounds by their shapes,
-        so that equal rows of two blocks, or at the edge of one, come out unequal. Those of float64
-        are equal once they are rounded to float32.
-
-        Args:
-            queries: Unit vectors.
-            k: How many; fewer where there are fewer.
-            rows: Compare only these ascending rows.
+        Only these ascending `rows` are compared. Equal cosines are in the order of the table. A
+        product of matrices rounds by their shapes, so that equal rows of two blocks, or at the
+        edge of one, come out unequal. Those of float64 are equal once they are rounded to float32.
 
         Raises:
             CheckpointError: If the vectors have another dimension.
