@@ -185,10 +185,13 @@ def remove_column(
     old = _Known.of(column, *divided(parts, values))
     erase = old.eraser()
     new, tested = old.without(erase), old.tested(seed)
+    digest = hashlib.sha256(embeddings.encoder.encode())
+    for each in (erase.mean, erase.colored, erase.whitened):
+        digest.update(each.numpy().tobytes())
     without = replace(
         embeddings,
         vectors=erase(embeddings.tensor).numpy(),
-        encoder=_digest(embeddings.encoder, erase),
+        encoder=digest.hexdigest(),
         removed=column,
     ).normalized()
     lines = [
@@ -200,14 +203,6 @@ def remove_column(
         change = difference(knn(*new.pair)[0], knn(*old.pair)[0])
     lines.append(f"{KNN} with {column} removed: {change}")
     return without, lines
-
-
-def _digest(encoder: str, erase: Eraser) -> str:
-    """Return the digest of an encoder that a projection follows."""
-    digest = hashlib.sha256(encoder.encode())
-    for each in (erase.mean, erase.colored, erase.whitened):
-        digest.update(each.numpy().tobytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)

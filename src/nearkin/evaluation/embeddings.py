@@ -55,14 +55,13 @@ class Embeddings(Result):
         """Refuse columns of other lengths, and labels that are no classes' numbers."""
         if not isinstance(self.vectors, np.ndarray) or self.vectors.ndim != 2:
             raise UsageError("the vectors are no array with a row per image; give one of NumPy")
-        for name in ("labels", "groups", "rows", "splits"):
+        for name in ("labels", "groups", "rows", "splits", "paths", "group_names"):
             column = getattr(self, name)
-            if not (isinstance(column, np.ndarray) or (name == "groups" and column is None)):
+            if name == "groups" and column is None:
+                continue
+            if name not in ("paths", "group_names") and not isinstance(column, np.ndarray):
                 raise UsageError(f"the {name} are no array; give one of NumPy")
-        for name in ("labels", "groups", "rows", "paths", "splits", "group_names"):
-            column = getattr(self, name)
-            optional = name != "labels" and (column is None or not len(column))
-            if not optional and len(column) != len(self):
+            if len(column) != len(self) and (name == "labels" or len(column)):
                 raise UsageError(f"{len(self)} vectors, but {len(column)} {name}; give one each")
         kind, low, high = self.labels.dtype.kind, *_extent(self.labels)
         if kind not in "iu" or low < UNLABELED or (self.classes and high >= len(self.classes)):

@@ -320,8 +320,8 @@ def second_view(
     encoder: Encoder, images: Images, *, seed: int, augment: Augment, device: torch.device
 ) -> Embeddings:
     """Embeddings of some images, augmented as in training: they should hardly differ."""
-    chosen = geometry_rows(len(images))
-    some, encoder = images.subset(chosen), encoder.to(device)
+    rows = geometry_rows(len(images))
+    some, encoder = images.subset(rows), encoder.to(device)
     batches = Batches.of(
         encoder.preprocessing.applied(some),
         views_of(augment, ("strong",)),
@@ -337,7 +337,7 @@ def second_view(
 
     features = encode(encoder, inputs())
     own = np.setdiff1d(np.arange(len(some)), list(batches.bad))  # bad ones show another's view
-    return embeddings_of(some.subset(own), features.numpy()[own], chosen[own])
+    return embeddings_of(some.subset(own), features.numpy()[own], rows[own])
 
 
 def _divided(
