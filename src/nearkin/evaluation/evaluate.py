@@ -26,7 +26,7 @@ from nearkin.evaluation.attentive import ImageViews
 from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
-from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
+from nearkin.evaluation.leaks import Leaks, find_leaks
 from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
 from nearkin.evaluation.protocols import ENTRIES, GEOMETRY, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
@@ -77,7 +77,7 @@ class Evaluation(Result):
             summary["left_out"],
             {table: tuple(Difference(**each) for each in found) for table, found in compared},
             summary.get("comparison", {}).get("collapsed", False),
-            stored_leaks(summary),
+            Leaks(**summary["leaks"]) if "leaks" in summary else None,
             start,
             ColumnTest.stored(summary["column"]) if "column" in summary else None,
         )

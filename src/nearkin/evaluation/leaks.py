@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool
@@ -50,8 +50,3 @@ def find_leaks(
             if len(clean):
                 accuracies[metric.name] = (float(correct.mean()), float(clean.mean()))
     return Leaks(int(leaked.sum()), len(leaked), accuracies, grouped)
-
-
-def stored_leaks(summary: Mapping[str, Any]) -> Leaks | None:
-    """Return what summary.json holds of them."""
-    return Leaks(**summary["leaks"]) if "leaks" in summary else None

@@ -24,9 +24,8 @@ Tables = Mapping[str, tuple[Embeddings, Embeddings]]
 Metrics = Mapping[str, Sequence[Metric]]
 """What was measured of each table."""
 
-PROBE: Final = "linear probe"
 WITHOUT_LABELS: Final = "view retrieval"  # The metric that can tell of harm where there are none
-COMPARED: Final = (KNN, PROBE, WITHOUT_LABELS)
+COMPARED: Final = (KNN, "linear probe", WITHOUT_LABELS)
 MATTERS: Final = 0.01  # The smallest difference that counts, however clear it is: a convention
 SAYS: Final[Mapping[Verdict, str]] = {
     "helped": "helped",
