@@ -30,6 +30,7 @@ from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Defaults, Method
 from nearkin.metrics.probe import (
     LEFT_OUT,
+    Choice,
     LinearProbe,
     Validated,
     folds_of,
@@ -112,7 +113,7 @@ class FineTuner:
         logits = np.zeros((0, data.num_classes), np.float32)
         if len(held_out):
             chosen, logits = self._choose(candidates, inside, held_out)
-        validated = Validated(1.0, held_out, logits, labels[held_out], choice_size=len(held_out))
+        validated = Validated(Choice(1.0, len(held_out)), held_out, logits, labels[held_out])
         if chosen is None:
             self.log.info("none is better than the linear probe on held-out images; it is kept")
             return Trained(

@@ -18,7 +18,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import sizes
 from nearkin.metrics.attentive import HEADS, train_attentive_probe
 from nearkin.metrics.metric import Metric, Protocol, share
-from nearkin.metrics.probe import Choice, train_probe
+from nearkin.metrics.probe import train_probe
 from nearkin.networks.tokens import TokenFeatures
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNLABELED
@@ -77,7 +77,6 @@ def attentive_probe(
     linear = train_probe(few.tensor, few.labels, seed=seed, groups=few.groups)
     of: Protocol = sizes(few, test)
     attention: Protocol = {"method": "attentive pooling and logistic regression", "heads": HEADS}
-    choice = Choice(probe.strength, validated.choice_size)
     return [
         share(
             "attentive probe",
@@ -85,7 +84,7 @@ def attentive_probe(
             {**attention, "tokens": network.num_tokens, **of},
             groups=test.groups,
             rows=scored,
-            chosen=choice.described(),
+            chosen=validated.choice.described(),
             meaning="Accuracy of a classifier that learns where to look: it weights the tokens "
             "before the pooling. Compare it with the linear probe on the same few images.",
         ),

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nearkin.data.batches import CenterCrops
-from nearkin.data.images import Images
+from nearkin.data.images import Images, picked
 from nearkin.encoders.inference import Inference, encode_pixels
 from nearkin.errors import DataError, UsageError
 from nearkin.objectives import unit
@@ -22,6 +22,8 @@ from nearkin.types import UNLABELED
 
 SHARD: Final = 1024  # Images in a shard of features, at least, on a CPU
 MOST_SHARDS: Final = 64
+COLUMNS: Final = ("vectors", "labels", "groups", "rows", "splits", "paths", "group_names")
+"""Fields of `Embeddings` that have a value for each image."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +57,7 @@ class Embeddings(Result):
         """Refuse columns of other lengths, and labels that are no classes' numbers."""
         if not isinstance(self.vectors, np.ndarray) or self.vectors.ndim != 2:
             raise UsageError("the vectors are no array with a row per image; give one of NumPy")
-        for name in ("labels", "groups", "rows", "splits", "paths", "group_names"):
+        for name in COLUMNS[1:]:
             column = getattr(self, name)
             if name == "groups" and column is None:
                 continue
@@ -133,24 +135,12 @@ class Embeddings(Result):
         A mask of booleans selects, too.
         """
         taken = np.arange(len(self))[np.asarray(rows, None if len(rows) else np.int64)]
-
-        def texts(column: Sequence[str]) -> tuple[str, ...]:
-            return tuple(map(column.__getitem__, taken.tolist() if column else ()))
-
-        def chosen(column: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " chosen"]:
-            return column[taken] if len(column) else column
-
-        return replace(
-            self,
-            vectors=self.vectors[taken],
-            labels=self.labels[taken],
-            groups=None if self.groups is None else self.groups[taken],
-            rows=chosen(self.rows),
-            paths=texts(self.paths),
-            group_names=texts(self.group_names),
-            splits=chosen(self.splits),
-            second_view=None,
-        )
+        columns: dict[str, Any] = {name: getattr(self, name) for name in COLUMNS}
+        for name, column in columns.items():
+            if column is not None and len(column):
+                is_array = isinstance(column, np.ndarray)
+                columns[name] = column[taken] if is_array else picked(column, taken)
+        return replace(self, **columns, second_view=None)
 
     def labeled(self) -> "Embeddings":
         """Return the images that have a label."""

@@ -39,7 +39,6 @@ class AttentiveProbe:
     weight: Float[Tensor, "pooled classes"]
     bias: Float[Tensor, " classes"]
     classes: Int[np.ndarray, " classes"]
-    strength: float  # The chosen `C`: the inverse of the regularization
 
     @torch.no_grad()
     def predict(self, tokens: Float[Tensor, "n _ dim"]) -> Int[np.ndarray, " n"]:
@@ -89,11 +88,10 @@ def train_attentive_probe(
     folds = choice_folds(target, rows if groups is None else groups[rows], seed)
     validated = validate(fit, logits, target, len(classes), folds, STRENGTHS)
     # As far along the path as when the choice was made: each fit starts where the last ended.
-    path = STRENGTHS[: STRENGTHS.index(validated.strength) + 1]
+    path = STRENGTHS[: STRENGTHS.index(validated.choice.strength) + 1]
     attention, weight, bias = fit(torch.arange(len(x)), path)[-1]
     pooling = AttentivePooling(mean, std, attention).requires_grad_(False)
-    probe = AttentiveProbe(pooling, weight, bias, classes, validated.strength)
-    return probe, validated.at(rows)
+    return AttentiveProbe(pooling, weight, bias, classes), validated.at(rows)
 
 
 def _fit_path(

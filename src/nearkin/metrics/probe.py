@@ -19,7 +19,6 @@ Fit = TypeVar("Fit")
 
 STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Values of `C` to choose from, the strongest regularization first; as in scikit-learn."""
-DEFAULT: Final = 1.0  # `C` where no image can be held out to choose it
 FOLDS: Final = 5
 ENOUGH: Final = 500  # Held-out images after which a choice needs no further fold
 MOST: Final = 12_000  # Images that the choice is made with, at the most
@@ -176,7 +175,7 @@ class Choice:
     """A regularization, and what it was chosen on."""
 
     strength: float  # `C`: the inverse of the regularization
-    images: int  # Training images that were held out for it; without any, it is the default
+    images: int  # Training images that were held out for it; without any, it is 1
 
     @property
     def is_end(self) -> bool:
@@ -242,7 +241,7 @@ def train_probe(
     few = task.drawn(seed)
     folds = choice_folds(few.target, few.groups, seed)
     validated = few.validated(folds, STRENGTHS)
-    return task.probe(Choice(validated.strength, validated.choice_size))
+    return task.probe(validated.choice)
 
 
 def held_out_logits(
@@ -261,7 +260,7 @@ def held_out_logits(
     most = min(MOST, HELD // len(task.classes))
     few = task.subset(np.sort(np.random.default_rng(seed).permutation(len(task.rows))[:most]))
     validated = few.validated(folds_of(few.target, few.groups, seed), (choice.strength,))
-    return replace(validated.at(few.rows), choice_size=choice.images)
+    return replace(validated.at(few.rows), choice=choice)
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,11 +406,10 @@ def choice_folds(
 class Validated:
     """The choice of a regularization, and what was predicted of images while held out."""
 
-    strength: float  # The chosen `C`
+    choice: Choice
     rows: Int[np.ndarray, " held_out"]  # The images that were held out at some time
     logits: Float32[np.ndarray, "held_out classes"]  # With the chosen `C`, by fits without them
     target: Int[np.ndarray, " held_out"]  # Their classes
-    choice_size: int  # Images that the choice was made on; without any, it is the default
 
     @property
     def correct(self) -> Bool[np.ndarray, " held_out"]:
@@ -440,7 +438,7 @@ def validate(
     truth, place = target[rows], np.full(len(target), LEFT_OUT)
     place[rows] = np.arange(len(rows))
     if not len(rows):
-        return Validated(DEFAULT, rows, np.zeros((0, num_classes), np.float32), truth, 0)
+        return Validated(Choice(1.0, 0), rows, np.zeros((0, num_classes), np.float32), truth)
     held_out = np.zeros((len(strengths), len(rows), num_classes), np.float32)
     for fold in np.unique(folds[rows]):
         inside = torch.from_numpy(np.flatnonzero(folds != fold))
@@ -450,7 +448,7 @@ def validate(
     right = [int((each.argmax(axis=1) == truth).sum()) for each in held_out]
     loss = [log_loss(each, truth) for each in held_out]
     best = min(range(len(strengths)), key=lambda position: (-right[position], loss[position]))
-    return Validated(strengths[best], rows, held_out[best], truth, choice_size=len(rows))
+    return Validated(Choice(strengths[best], len(rows)), rows, held_out[best], truth)
 
 
 def log_loss(logits: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]) -> float:
