@@ -20,7 +20,7 @@ from nearkin.evaluation.attentive import ImageViews, attentive_probe
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, second_view
 from nearkin.evaluation.metrics import few_shot, knn, knn_grid, retrieval
-from nearkin.evaluation.protocols import ENTRIES, chosen
+from nearkin.evaluation.protocols import METRICS, PROTOCOLS, chosen
 from nearkin.metrics import attentive, probe
 from nearkin.metrics.intervals import wilson
 from nearkin.networks.branch import as_backbone
@@ -54,10 +54,10 @@ def named(result):
 
 
 def test_each_name_of_the_settings_has_its_measures():
-    assert [*ENTRIES, FULL] == list(choices(Protocol))
-    assert set(chosen(["full"])) == {entry for entries in ENTRIES.values() for entry in entries}
-    others = [entry for entry in ENTRIES["quick"] if entry not in ENTRIES["linear"]]
-    assert chosen(["linear", "quick", "linear"]) == (chosen(["linear"])[0], *others)
+    assert [*PROTOCOLS, FULL] == list(choices(Protocol))
+    assert set(chosen(["full"])) == set(METRICS)
+    others = [title for title in PROTOCOLS["quick"] if title != "linear probe"]
+    assert chosen(["linear", "quick", "linear"]) == ("linear probe", *others)
 
 
 def test_nothing_else_is_measured_than_was_chosen_and_what_cannot_be_says_why():

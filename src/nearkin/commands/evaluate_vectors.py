@@ -26,7 +26,7 @@ from nearkin.errors import CheckpointError, DataError, ResourceError, UsageError
 from nearkin.evaluation.column import check_values, column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_tables
-from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
+from nearkin.evaluation.protocols import chosen
 from nearkin.evaluation.table import EmbeddingTable, map_vectors
 from nearkin.metrics.kmeans import WIDEST
 from nearkin.pace import count
@@ -55,7 +55,7 @@ def evaluate_vectors(
         CheckpointError: If a table is damaged, or both are of different encoders.
         ResourceError: If disk or memory have less room than the metrics take.
     """
-    entries, log, where = chosen(protocol), reporter_of(verbose), choose_device(device)
+    titles, log, where = chosen(protocol), reporter_of(verbose), choose_device(device)
     with ExitStack() as stack:
         table = learned_from = stack.enter_context(table_of(vectors, log))
         if bank is not None:
@@ -75,13 +75,13 @@ def evaluate_vectors(
         sizes = f"{len(learned):,} training images, {len(scored):,} test images"
         log.info(f"vectors  {sizes}")
         dim = scored.vectors.shape[1]
-        for entry, of, columns in (
-            (CLUSTERS, scored, REDUCED * min(dim, WIDEST)),
-            (RETRIEVAL, learned, dim),  # which hold a copy of these vectors
-            (FEW_SHOT, scored, dim),
+        for title, of, columns in (
+            ("clusters", scored, REDUCED * min(dim, WIDEST)),
+            ("retrieval", learned, dim),  # which hold a copy of these vectors
+            ("few-shot", scored, dim),
         ):
-            if entry in entries:
-                state_memory(f"{entry.title} of {len(of):,} vectors", 4 * len(of) * columns, log)
+            if title in titles:
+                state_memory(f"{title} of {len(of):,} vectors", 4 * len(of) * columns, log)
         evaluation = evaluate_tables(
             {"encoder": (learned, scored)},
             seed=EmbedConfig().seed,

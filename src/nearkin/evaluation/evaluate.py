@@ -28,7 +28,7 @@ from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks
 from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
-from nearkin.evaluation.protocols import ENTRIES, GEOMETRY, QUICK, Entry, Inputs, chosen
+from nearkin.evaluation.protocols import GEOMETRY, METRICS, MISSING, PROTOCOLS, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.objectives.fused import blocks
@@ -148,7 +148,7 @@ def evaluate_tables(
     tables: Mapping[str, Pair],
     *,
     seed: int,
-    protocol: Sequence[Protocol] = (QUICK,),
+    protocol: Sequence[Protocol] = ("quick",),
     images: Mapping[str, ImageViews] | None = None,
     device: torch.device = CPU,
     scored: str = TEST,
@@ -162,16 +162,16 @@ def evaluate_tables(
     For metrics that need more than features, `images` has those of each table. `scored` says what
     the test images are.
     """
-    entries = chosen(protocol)
+    titles = chosen(protocol)
     metrics, reasons = dict[str, list[Metric]](), dict[str, dict[str, str]]()
     for name, (train, test) in tables.items():
         inputs = Inputs(train, test, seed, device, (images or {}).get(name), scored)
         progress = under(TITLES.get(name, name), on_progress)
-        metrics[name], reasons[name] = _measured(inputs, entries, progress)
+        metrics[name], reasons[name] = _measured(inputs, titles, progress)
     train, test = next(iter(tables.values()))
     sizes = {"train": len(train), "test": len(test)}
     evaluation = Evaluation(sizes, metrics, _left_out(reasons))
-    if not set(ENTRIES[QUICK]) <= set(entries):
+    if not set(PROTOCOLS["quick"]) <= set(titles):
         return evaluation  # the verdict is on the same metrics always
     # It is on the encoder, also where the table of its projector's embedding comes first.
     compared = {name: column for name, column in metrics.items() if name != "embedding"}
@@ -191,20 +191,20 @@ def _left_out(reasons: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def _measured(
-    inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCallback
+    inputs: Inputs, titles: Sequence[str], on_progress: ProgressCallback
 ) -> tuple[list[Metric], dict[str, str]]:
     """Take the metrics of one table of features; and why not, by what could not be measured."""
     for embeddings in filter(None, (inputs.train, inputs.test, inputs.test.second_view)):
         _check_finite(embeddings)
     metrics, reasons = list[Metric](), dict[str, str]()
-    for done, entry in enumerate(entries):
-        on_progress(done, len(entries), entry.title)
+    for done, title in enumerate(titles):
+        on_progress(done, len(titles), title)
         try:
-            metrics += entry.measure(inputs)
-            reasons |= entry.missing(inputs)
+            metrics += METRICS[title](inputs)
+            reasons |= MISSING[title](inputs) if title in MISSING else {}
         except DataError as error:
-            reasons[entry.title] = str(error)
-    on_progress(len(entries), len(entries), "measured")
+            reasons[title] = str(error)
+    on_progress(len(titles), len(titles), "measured")
     return metrics, reasons
 
 
@@ -232,7 +232,7 @@ def evaluate_split(
     workers: int,
     augment: Augment,
     device: torch.device,
-    protocol: Sequence[Protocol] = (QUICK,),
+    protocol: Sequence[Protocol] = ("quick",),
     table: str = "encoder",
     features: Mapping[str, Embeddings] | None = None,
     on_encoded: Callable[[Embeddings], object] = lambda _: None,
@@ -249,7 +249,7 @@ def evaluate_split(
     Returns:
         The metrics, and the encoder's embeddings of all images, normalized, in their order.
     """
-    entries, computed = chosen(protocol), features or {}  # first of all, wrong names are refused
+    titles, computed = chosen(protocol), features or {}  # first of all, wrong names are refused
 
     def features_of(name: str, of: Encoder, on_progress: ProgressCallback) -> Embeddings:
         if name in computed:
@@ -264,7 +264,7 @@ def evaluate_split(
     # The others are measured on the very images that the encoder could read.
     readable = split.without(np.setdiff1d(np.arange(len(split.images)), whole.rows).tolist())
     scored = readable.test if len(readable.test) else readable.train
-    with_view = not set(GEOMETRY).isdisjoint(entries)
+    with_view = not set(GEOMETRY).isdisjoint(titles)
     how: Any = {"seed": seed, "augment": augment, "device": device}
     tables, views = dict[str, Pair](), dict[str, ImageViews]()
     for name, of in {table: encoder, **beside}.items():
@@ -312,7 +312,7 @@ def label_free(
     how: Any = {"seed": seed, "augment": augment, "device": device}
     test = replace(of, second_view=second_view(encoder, some.subset(of.rows), **how))
     inputs = Inputs(of, test, seed, device, scored="images")
-    metrics, _ = _measured(inputs, ENTRIES["labelfree"], on_progress)
+    metrics, _ = _measured(inputs, GEOMETRY, on_progress)
     return {metric.name: metric for metric in metrics}
 
 
