@@ -106,14 +106,9 @@ class Precision:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return names and values as text."""
-        shares = {
-            "precision": self.precision,
-            "recall": self.recall,
-            "other images above": self.false,
-        }
-        rows = [
-            (name, f"{v:.3f} [{low:.3f}, {high:.3f}]") for name, (v, low, high) in shares.items()
-        ]
+        names = "precision", "recall", "other images above"
+        shares = zip(names, (self.precision, self.recall, self.false), strict=True)
+        rows = [(name, f"{v:.3f} [{low:.3f}, {high:.3f}]") for name, (v, low, high) in shares]
         return rows + [(f"recall, {name}", f"{of:.3f}") for name, of in self.by_edit.items()]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,12 +23,10 @@ START: Final = 0.01  # Standard deviation of the first attention: nearly all tok
 PIECE: Final = 512  # Images pooled at once
 
 
-class Fitted(NamedTuple):
-    """What is fitted: the attention, and the logistic regression on top of it."""
-
-    attention: Float[Tensor, "dim heads"]
-    weight: Float[Tensor, "pooled classes"]
-    bias: Float[Tensor, " classes"]
+Fitted = tuple[
+    Float[Tensor, "dim heads"], Float[Tensor, "pooled classes"], Float[Tensor, " classes"]
+]
+"""The attention, and weights and biases of the logistic regression on top of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,5 +116,5 @@ def _fit_path(
             return loss.detach()
 
         minimize(objective, parameters, STEPS)
-        fits.append(Fitted(*(each.detach().clone() for each in parameters)))
+        fits.append((attention.detach().clone(), weight.detach().clone(), bias.detach().clone()))
     return fits
