@@ -50,10 +50,8 @@ def keep_one(
                 if copies[place].sum() > 1:
                     later = place + 1 + np.flatnonzero(copies[place, place + 1 :])
                     later = later[(representative[free[later]] < 0).numpy()]
-                    representative[free[later]], similarity[free[later]] = (
-                        row,
-                        inside[place, later],
-                    )
+                    representative[free[later]] = row
+                    similarity[free[later]] = inside[place, later]
         new = free[representative[free] == free]
         for other in blocks(len(x) - own.stop if len(new) else 0, side):
             rows = slice(own.stop + other.start, own.stop + other.stop)
