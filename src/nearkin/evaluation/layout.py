@@ -84,7 +84,7 @@ def coordinates(
     """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
 
     Without a folder, or in one that cannot be written to, they are computed each time.
-    `neighbors` are those of `tsne`.
+    `neighbors` are those of `Layout`.
     """
     stored = None if folder is None else _stored(folder, rows)
     return stored if stored is not None else _computed(folder, rows, Layout(vectors, neighbors))
@@ -165,19 +165,12 @@ class EarlyMap:
         self.wait()
 
 
-def tsne(
-    features: Float32[np.ndarray, "n d"], neighbors: Nearest | None = None
-) -> Float[np.ndarray, "n 2"]:
-    """Return 2D coordinates by t-SNE of cosine distances.
+class Layout:
+    """T-SNE of cosine distances: where it starts, and what attracts the images.
 
     Deterministic to the bit: it starts at the principal components, with exact neighbors.
     `neighbors` are the `MOST_NEIGHBORS` nearest others of each image, if they are known.
     """
-    return Layout(features, neighbors).optimized()
-
-
-class Layout:
-    """Where t-SNE starts, and what attracts the images."""
 
     def __init__(
         self,
