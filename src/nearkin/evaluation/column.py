@@ -108,7 +108,7 @@ def column_test(
     Raises:
         UsageError: As `check_values`.
     """
-    old = _Known.of(column, pair, values)
+    old = Known.of(column, pair, values)
     new, tested, removed = old.without(old.eraser()), old.tested(seed), f"{column} removed"
     metrics = [old.accuracy, replace(new.accuracy, name=f"{new.accuracy.name}, removed")]
     if not old.has_classes:
@@ -152,14 +152,6 @@ def check_values(column: str, own: Values, asked: Values) -> None:
         )
 
 
-def column_accuracy(
-    column: str, pair: Pair, values: tuple[Values, Values], seed: int
-) -> tuple[Metric, PermutationTest]:
-    """Return the accuracy of kNN for a column, beside chance; see `column_test`."""
-    known = _Known.of(column, pair, values)
-    return known.accuracy, known.tested(seed)
-
-
 def remove_column(
     column: str,
     embeddings: Embeddings,
@@ -182,7 +174,7 @@ def remove_column(
         UsageError: As `check_values`.
     """
     parts = replace(embeddings, splits=np.where(held_out, "test", "train"))
-    old = _Known.of(column, *divided(parts, values))
+    old = Known.of(column, *divided(parts, values))
     erase = old.eraser()
     new, tested = old.without(erase), old.tested(seed)
     digest = hashlib.sha256(embeddings.encoder.encode())
@@ -206,7 +198,7 @@ def remove_column(
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
+class Known:
     """The images whose value of a column is known: their features, and the values."""
 
     column: str
@@ -216,7 +208,7 @@ class _Known:
     asked: Values  # Of the test images
 
     @classmethod
-    def of(cls, column: str, pair: Pair, values: tuple[Values, Values]) -> "_Known":
+    def of(cls, column: str, pair: Pair, values: tuple[Values, Values]) -> "Known":
         """Choose them; for errors see `check_values`."""
         check_values(column, *values)
         known = [np.flatnonzero(each != "") for each in values]
@@ -232,7 +224,7 @@ class _Known:
         concept = torch.from_numpy(self.own[:, None] == np.unique(self.own)).float()
         return leace(self.train.tensor, concept, self.train.labels)
 
-    def without(self, erase: Eraser) -> "_Known":
+    def without(self, erase: Eraser) -> "Known":
         train, test = (replace(of, vectors=erase(of.tensor).numpy()) for of in self.pair)
         return replace(self, train=train, test=test)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from nearkin.metrics.intervals import Groups, Interval, quantile
 
@@ -88,8 +88,10 @@ def _counts(table: Table) -> tuple[Int[np.ndarray, " _"], ...]:
 
 def normalized_mutual_information(table: Table) -> float:
     """Mutual information of a contingency table over the mean of both entropies, from 0 to 1."""
+    from scipy.special import entr
+
     n = table.data.sum()
-    joint, of_class, of_cluster = (_entropy(counts / n) for counts in _counts(table))
+    joint, of_class, of_cluster = (float(entr(each / n).sum()) for each in _counts(table))
     both = of_class + of_cluster
     return max(0.0, 2 * (both - joint) / both) if both > 0 else 1.0
 
@@ -157,9 +159,3 @@ def _shuffled(
         np.concatenate([column, column[left], column[entered]]),
     )
     return csr_array((np.concatenate([count, -one, one]), cells), shape=table.shape)
-
-
-def _entropy(shares: Float[np.ndarray, "*counts"]) -> float:
-    from scipy.special import entr
-
-    return float(entr(shares).sum())
