@@ -217,6 +217,7 @@ class Known:
 
     @property
     def pair(self) -> Pair:
+        """The features of both."""
         return self.train, self.test
 
     def eraser(self) -> Eraser:
@@ -225,6 +226,7 @@ class Known:
         return leace(self.train.tensor, concept, self.train.labels)
 
     def without(self, erase: Eraser) -> "Known":
+        """Return the same with other features."""
         train, test = (replace(of, vectors=erase(of.tensor).numpy()) for of in self.pair)
         return replace(self, train=train, test=test)
 
