@@ -474,7 +474,7 @@ def geometry(test: Embeddings, scored: str = TEST) -> list[Metric]:
     def metric(
         name: str, value: Float[Tensor, ""], method: str, meaning: str, **more: int
     ) -> Metric:
-        protocol = {"method": method, **more, "of": f"of {len(test)} {scored}"}
+        protocol: Protocol = {"method": method, **more, "of": f"of {len(test)} {scored}"}
         return Metric(name, float(value), None, None, len(rows), None, protocol, meaning=meaning)
 
     metrics = [
