@@ -138,8 +138,8 @@ def test_what_knn_predicts_of_it_before_and_after_is_said(table, encoder, raw, t
     for of in (before.gather().numpy(), found.vectors):
         features = Embeddings(of, labels, splits=parts)
         pair = divided(features.subset(known), values[known])
-        known = Known.of("camera", *pair)
-        accuracies.append((known.accuracy, known.tested(0)))
+        asked = Known.of("camera", *pair)
+        accuracies.append((asked.accuracy, asked.tested(0)))
         of_classes.append(knn(*pair[0])[0])
     (was, tested), (now, _) = accuracies
     line = (
