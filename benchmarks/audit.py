@@ -33,7 +33,7 @@ from nearkin.classifier.features import UNTOUCHED, Extraction
 from nearkin.data.decode import as_image
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load
-from nearkin.evaluation.column import SURE, column_accuracy, column_test
+from nearkin.evaluation.column import SURE, Known, column_test
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn
 from nearkin.metrics.metric import Difference, difference
@@ -186,8 +186,8 @@ def cameras(name: str, planted: Planted, options: Namespace) -> Iterator[Row]:
         values = np.array(["x", "y"])[rng.integers(0, 2, len(planted.labels))]
         cut, every = planted.num_test, labeled(planted, originals)
         train, test = every.subset(np.arange(cut, len(values))), every.subset(np.arange(cut))
-        _, by_chance = column_accuracy("camera", (train, test), (values[cut:], values[:cut]), case)
-        false.append(by_chance.p <= SURE)
+        known = Known.of("camera", (train, test), (values[cut:], values[:cut]))
+        false.append(known.tested(case).p <= SURE)
     yield Row(f"{name} no camera", float(np.mean(false)), "found", more={"cases": options.cases})
     for share in (0.6, 0.8, 0.95):
         rng = np.random.default_rng(options.seed)

@@ -31,7 +31,7 @@ from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import images_at_once
+from nearkin.encoders.inference import images_at_once, inference
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.networks.branch import as_backbone
@@ -66,7 +66,7 @@ def forward(encoder: Encoder, images: Images, workers: int) -> float:
 def embed(encoder: Encoder, images: Images, workers: int) -> float:
     """Return the seconds from files to features."""
     start = time.perf_counter()
-    encode_images(encoder, images, device=CPU, workers=workers)
+    encode_images(inference(encoder, CPU), images, workers=workers)
     return time.perf_counter() - start
 
 

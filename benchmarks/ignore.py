@@ -27,7 +27,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.evaluation.column import column_accuracy
+from nearkin.evaluation.column import Known
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn
 from nearkin.methods import method_class
@@ -131,12 +131,12 @@ def scored(
     coins = [rng.random(len(each)) < 0.5 for each in (train[0], test[0])]
     own, asked = (np.where(coin, "new", "old") for coin in coins)
     both = mixed(train, coins[0]), mixed(test, coins[1])
-    accuracy_of_camera, _ = column_accuracy("camera", both, (own, asked), seed)
+    of_camera = Known.of("camera", both, (own, asked))
     return {
         "other camera": (accuracy[0, 1] + accuracy[1, 0]) / 2,
         "same camera": (accuracy[0, 0] + accuracy[1, 1]) / 2,
         "original": accuracy[0, 0],
-        "camera": accuracy_of_camera.value,
+        "camera": of_camera.accuracy.value,
     }
 
 

@@ -98,7 +98,7 @@ WALKS: Mapping[str, Sequence[str]] = {
     ),
     "features, to report.html": (
         "evaluation/embeddings.py",
-        "evaluation/vectors.py:read_embeddings",
+        "evaluation/table.py:read_embeddings",
         "report/pages.py",
         "report/encoder_report.py",
         "report/image_map.py",

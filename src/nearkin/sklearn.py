@@ -26,6 +26,7 @@ from nearkin.data.labels import Row, class_of, composed
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, load
+from nearkin.encoders.inference import inference
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Method
@@ -66,9 +67,8 @@ class _ImageEncoder(
         """
         check_is_fitted(self)
         embeddings = encode_images(
-            self.encoder_,
+            inference(self.encoder_, choose_device(self.device)),
             _opened(self, X, fitting=False),
-            device=choose_device(self.device),
             workers=available_cpus(),
         )
         _refuse(X, embeddings.bad)

@@ -28,7 +28,7 @@ from nearkin.classifier.classifier import read_classifier
 from nearkin.commands.sources import images_of
 from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig
 from nearkin.data.opening import open_images
-from nearkin.evaluation.vectors import read_all
+from nearkin.evaluation.table import open_table
 from nearkin.metrics import attentive, probe
 from nearkin.run.folder import RunFolder
 from nearkin.run.opening import self_contained
@@ -235,7 +235,7 @@ def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_pat
     data = builders.save_digits(tmp_path / "digits.npz", 120)
     source, out = tmp_path / "source", tmp_path / "run"
     nearkin.embed_run(encoder, str(data), output=source, val=0.25, workers=0, report=False)
-    splits = read_all(source / "embeddings.parquet").splits
+    splits = open_table(source / "embeddings.parquet").read().splits
     command = ["classify", source, data, "-o", out, *QUICK]
     assert "--val 0.1, but " in refusal(2, *command, "--val", "0.1")
     assert not out.exists()

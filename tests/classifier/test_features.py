@@ -16,6 +16,7 @@ from nearkin.classifier import kept as module
 from nearkin.classifier.features import UNTOUCHED, Extraction, ViewSettings
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import CUSTOM, Encoder
+from nearkin.encoders.inference import inference
 from nearkin.evaluation import embeddings
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
@@ -306,7 +307,7 @@ def test_what_was_used_longest_ago_makes_room(encoder, files, cache, monkeypatch
 
 def test_a_table_of_features_is_that_of_an_encoding_in_one_go(encoder, files):
     """Those of `nearkin embed` are those of a classification."""
-    embedded = embeddings.encode_images(encoder, files, device=CPU, workers=0)
+    embedded = embeddings.encode_images(inference(encoder, CPU), files, workers=0)
     own = Extraction(encoder, files, UNTOUCHED, CPU, 0)
     for table in (own.compute().embeddings(files), replace(own).compute().embeddings(files)):
         np.testing.assert_array_equal(table.vectors, embedded.vectors)

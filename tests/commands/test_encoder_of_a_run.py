@@ -22,9 +22,7 @@ from nearkin.data.split import Split
 from nearkin.encoders.encoder import CUSTOM, load, write_encoder
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
-from nearkin.evaluation.evaluate import evaluate_split
-from nearkin.evaluation.metrics import geometry_rows
-from nearkin.evaluation.views import second_view
+from nearkin.evaluation.evaluate import evaluate_split, second_view
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
@@ -162,12 +160,12 @@ def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, m
     config, _ = RunFolder(run).settings()
     images = open_images(images)
     settings = dict(seed=config.seed, augment=config.augment, device=CPU)
-    view = second_view(load(run), images, geometry_rows(20), **settings)
+    view = second_view(load(run), images, **settings)
     # Rows 0, 5, 10 and 15 of the 20 are measured; both damaged images are not among them.
     assert view.rows.tolist() == [0, 5, 10, 15]
     assert len(view) == 4
     monkeypatch.setattr("nearkin.evaluation.metrics.GEOMETRY_IMAGES", 20)
-    view = second_view(load(run), images, geometry_rows(20), **settings)
+    view = second_view(load(run), images, **settings)
     assert view.rows.tolist() == [row for row in range(20) if images.names[row] not in BAD]
     assert len(view) == 18
 

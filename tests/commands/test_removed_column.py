@@ -14,7 +14,7 @@ from pyarrow import parquet
 import nearkin
 from nearkin.commands.explore import explore
 from nearkin.data.opening import open_images
-from nearkin.evaluation.column import column_accuracy, divided
+from nearkin.evaluation.column import Known, divided
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn
 from nearkin.evaluation.table import open_table
@@ -138,7 +138,8 @@ def test_what_knn_predicts_of_it_before_and_after_is_said(table, encoder, raw, t
     for of in (before.gather().numpy(), found.vectors):
         features = Embeddings(of, labels, splits=parts)
         pair = divided(features.subset(known), values[known])
-        accuracies.append(column_accuracy("camera", *pair, seed=0))
+        asked = Known.of("camera", *pair)
+        accuracies.append((asked.accuracy, asked.tested(0)))
         of_classes.append(knn(*pair[0])[0])
     (was, tested), (now, _) = accuracies
     line = (

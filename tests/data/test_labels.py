@@ -18,7 +18,7 @@ from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import open_table
-from nearkin.evaluation.vectors import read_all, write_embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.run.data import open_split
 
 
@@ -306,4 +306,4 @@ def test_vectors_of_a_validation_part_are_scored_only_where_there_is_no_other(tm
         assert learned.tolist() == [0, 3]
         assert scored.tolist() == {"three": [2], "two": [1, 2]}[name]
         assert note.decision == {"three": "left out", "two": "substituted"}[name]
-        assert read_all(path).classes == ("9", "10")  # numbers by value, as everywhere
+        assert open_table(path).read().classes == ("9", "10")  # numbers by value, as everywhere

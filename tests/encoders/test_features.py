@@ -21,6 +21,7 @@ from torch import nn
 
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, write_encoder
+from nearkin.encoders.inference import inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode_images
 
@@ -41,7 +42,7 @@ def opened(folder):
 def features(encoder, folder):
     """From the files to features, by the way that all commands take."""
     images = open_images(folder, cache=False)
-    return encode_images(encoder, images, device=torch.device("cpu"), workers=0).tensor
+    return encode_images(inference(encoder, torch.device("cpu")), images, workers=0).tensor
 
 
 def assert_equal_features(encoder, folder, expected, tmp_path, close=CLOSE):

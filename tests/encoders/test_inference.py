@@ -12,7 +12,7 @@ from nearkin.data.opening import open_images
 from nearkin.encoders import inference as by
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import embed_images, encode_images
+from nearkin.evaluation.embeddings import encode_images
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
 
@@ -32,7 +32,9 @@ def encoder():
 
 
 def features(encoder, images, *options, **counted):
-    return embed_images(by.inference(encoder, CPU, *options, **counted), images, workers=0).vectors
+    return encode_images(
+        by.inference(encoder, CPU, *options, **counted), images, workers=0
+    ).vectors
 
 
 def nearest(vectors):
@@ -46,7 +48,7 @@ def nearest(vectors):
 
 def test_bfloat16_is_computed_where_it_is_asked_for_and_its_neighbors_are_counted(encoder, images):
     exact, lower = (features(encoder, images, precision) for precision in ("fp32", "bf16"))
-    assert np.array_equal(exact, encode_images(encoder, images, device=CPU, workers=0).vectors)
+    assert np.array_equal(exact, features(encoder, images))
     assert lower.dtype == np.float32
     difference = np.abs(lower - exact).max() / np.abs(exact).max()
     assert 1e-4 < difference < 0.05  # eight bits of a number, over some layers

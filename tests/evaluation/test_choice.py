@@ -12,6 +12,7 @@ import nearkin
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load, write_encoder
+from nearkin.encoders.inference import inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.choice import CRITERIA, Ranking
 from nearkin.evaluation.embeddings import encode_images
@@ -66,7 +67,9 @@ def runs(tmp_path, data):
 def test_a_ranking_has_the_measures_of_the_features_and_their_order(runs, data):
     ranking = nearkin.rank(runs, by="effective-rank", workers=0)
     for path in runs:
-        features = encode_images(load(path), open_images(str(data)), device=CPU, workers=0).tensor
+        features = encode_images(
+            inference(load(path), CPU), open_images(str(data)), workers=0
+        ).tensor
         values = ranking.values[path.name]
         assert values["effective rank"] == pytest.approx(float(effective_rank(features)))
     assert (ranking.order, ranking.best) == (["b", "a"], "b")

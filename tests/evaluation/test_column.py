@@ -8,7 +8,7 @@ import pytest
 from types_checked import unchecked
 
 from nearkin.errors import UsageError
-from nearkin.evaluation.column import ColumnTest, column_accuracy, column_test, remove_column
+from nearkin.evaluation.column import ColumnTest, Known, column_test, remove_column
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import predict
 
@@ -58,7 +58,7 @@ def test_a_column_that_features_follow_is_found_and_what_classes_lose_by_it():
 
 @unchecked()
 def test_what_is_not_there_is_seldom_found_though_classes_tell_the_column():
-    p = [column_accuracy("x", *parts(s, follow=0, n=500), s)[1].p for s in range(60)]
+    p = [Known.of("x", *parts(s, follow=0, n=500)).tested(s).p for s in range(60)]
     assert np.mean(np.array(p) <= 0.05) <= 0.1  # 3 of 60 are expected
 
 
@@ -76,7 +76,7 @@ def test_images_of_one_group_are_asked_once():
             Embeddings(x[rows], np.zeros(rows.sum(), np.int64), groups[rows]).unlabeled()
             for rows in (cut, ~cut)
         ]
-        p.append(column_accuracy("camera", (of[0], of[1]), (values[cut], values[~cut]), 0)[1].p)
+        p.append(Known.of("camera", (of[0], of[1]), (values[cut], values[~cut])).tested(0).p)
     assert np.mean(np.array(p) <= 0.05) <= 0.1
 
 

@@ -13,13 +13,14 @@ from torch import nn
 from nearkin.choices import FULL, Protocol
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import inference
 from nearkin.errors import DataError
-from nearkin.evaluation import metrics, views
-from nearkin.evaluation.attentive import attentive_probe
+from nearkin.evaluation import metrics
+from nearkin.evaluation.attentive import ImageViews, attentive_probe
 from nearkin.evaluation.embeddings import Embeddings, encode_images
-from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables
+from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, second_view
 from nearkin.evaluation.metrics import few_shot, knn, knn_grid, retrieval
-from nearkin.evaluation.protocols import ENTRIES, chosen
+from nearkin.evaluation.protocols import METRICS, PROTOCOLS, chosen
 from nearkin.metrics import attentive, probe
 from nearkin.metrics.intervals import wilson
 from nearkin.networks.branch import as_backbone
@@ -53,10 +54,10 @@ def named(result):
 
 
 def test_each_name_of_the_settings_has_its_measures():
-    assert [*ENTRIES, FULL] == list(choices(Protocol))
-    assert set(chosen(["full"])) == {entry for entries in ENTRIES.values() for entry in entries}
-    others = [entry for entry in ENTRIES["quick"] if entry not in ENTRIES["linear"]]
-    assert chosen(["linear", "quick", "linear"]) == (chosen(["linear"])[0], *others)
+    assert [*PROTOCOLS, FULL] == list(choices(Protocol))
+    assert set(chosen(["full"])) == set(METRICS)
+    others = [title for title in PROTOCOLS["quick"] if title != "linear probe"]
+    assert chosen(["linear", "quick", "linear"]) == ("linear probe", *others)
 
 
 def test_nothing_else_is_measured_than_was_chosen_and_what_cannot_be_says_why():
@@ -186,17 +187,16 @@ def test_quick_measures_are_the_same_among_others(split, full):
 
 
 def views_of(encoder, split):
-    return views.ImageViews(encoder, split.train, split.test, 0, CPU)
+    return ImageViews(encoder, split.train, split.test, 0, CPU)
 
 
 def test_the_second_view_differs_from_the_image_and_is_drawn_by_the_seed(split):
     encoder, few = tiny(), split.test.spread(5)
     how = dict(augment="simclr_cifar", device=CPU)
     first, again, other = (
-        views.second_view(encoder, few, np.arange(5), seed=seed, **how).vectors
-        for seed in (3, 3, 4)
+        second_view(encoder, few, seed=seed, **how).vectors for seed in (3, 3, 4)
     )
-    plain = encode_images(encoder, few, device=CPU, workers=0).vectors
+    plain = encode_images(inference(encoder, CPU), few, workers=0).vectors
     assert np.array_equal(first, again)
     assert (first != other).any()
     assert (first != plain).any()
@@ -217,14 +217,16 @@ def test_a_network_without_tokens_has_no_attentive_probe(split):
             return x.flatten(1)[:, ::31]
 
     encoder = Encoder(as_backbone(Flat(), 16), 16, {"backbone": "flat"})
-    both = [encode_images(encoder, x, device=CPU, workers=0) for x in (split.train, split.test)]
+    both = [
+        encode_images(inference(encoder, CPU), x, workers=0) for x in (split.train, split.test)
+    ]
     with pytest.raises(DataError, match="neither tokens nor a feature map"):
         attentive_probe(views_of(encoder, split), *both, seed=0)
 
 
 def test_an_attentive_probe_says_how_many_classes_of_test_images_it_has_never_seen(split):
     train, test = (
-        encode_images(tiny(), x, device=CPU, workers=0) for x in (split.train, split.test)
+        encode_images(inference(tiny(), CPU), x, workers=0) for x in (split.train, split.test)
     )
     for labels, unseen in ((train.labels, None), (np.where(train.labels, train.labels, -1), 1)):
         found = attentive_probe(

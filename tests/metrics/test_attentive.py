@@ -86,7 +86,9 @@ def test_few_images_still_choose_the_regularization():
     assert len(held_out_logits(features, labels, probe.choice, seed=0).rows) == 18
     weight, bias = probe.layer()
     logits = features @ weight.T + bias
-    torch.testing.assert_close(logits, probe.logits(features), atol=1e-4, rtol=1e-4)
+    expected = (features - probe.mean) / probe.std @ probe.weight + probe.bias
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert (probe.predict(features) == logits.argmax(dim=1).numpy()).all()
 
 
 def test_with_an_image_of_each_class_nothing_is_chosen_and_one_class_is_refused():

@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score
 from sklearn.neighbors import NearestCentroid
 
 from nearkin.metrics import neighbors
-from nearkin.metrics.fewshot import centered, draw_shots, logistic_regression, nearest_class_mean
+from nearkin.metrics.fewshot import centered, draw_shots, predict_few_shot
 from nearkin.metrics.retrieval import retrieve
 from nearkin.objectives import unit
 
@@ -92,10 +92,11 @@ def test_the_classifiers_are_those_of_scikit_learn():
     y = labels(60, 4)
     x = unit(3 * normal(4, 8, seed=5)[torch.from_numpy(y)] + normal(60, 8))
     queries, target = unit(normal(200, 8, seed=1)), torch.from_numpy(y)
-    means = nearest_class_mean(x, target, 4, queries).numpy()
-    assert means.tolist() == NearestCentroid().fit(x, y).predict(queries).tolist()
+    predicted = predict_few_shot(x, target, 4, queries)
+    expected = NearestCentroid().fit(x, y).predict(queries)
+    assert predicted["class mean"].tolist() == expected.tolist()
     reference = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(x, y).predict(queries)
-    assert (logistic_regression(x, target, 4, queries).numpy() == reference).mean() > 0.98
+    assert (predicted["logistic"].numpy() == reference).mean() > 0.98
 
 
 def test_features_are_unit_vectors_around_the_mean():

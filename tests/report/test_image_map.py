@@ -12,7 +12,8 @@ from nearkin.data.opening import open_images
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.layout import EarlyMap, z_order
-from nearkin.evaluation.vectors import read_embeddings, write_embeddings
+from nearkin.evaluation.table import read_embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.report.image_map import colorings, image_map, sheets_in_order
 from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv

@@ -21,7 +21,8 @@ from nearkin.commands.sources import images_of, table_encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.layout import balanced
 from nearkin.evaluation.metrics import knn_classes
-from nearkin.evaluation.vectors import read_embeddings, write_embeddings
+from nearkin.evaluation.table import read_embeddings
+from nearkin.evaluation.vectors import write_embeddings
 from nearkin.metrics.metric import Metric
 from nearkin.report.image_map import image_map
 from nearkin.report.site import RunSite

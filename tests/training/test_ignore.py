@@ -16,7 +16,7 @@ import nearkin
 from nearkin.commands.run import Run
 from nearkin.data.opening import open_images
 from nearkin.evaluation.column import ColumnTest
-from nearkin.evaluation.vectors import read_embeddings
+from nearkin.evaluation.table import read_embeddings
 from nearkin.report.image_map import colorings
 from nearkin.run.data import note_column, noted_column
 from nearkin.run.folder import RunFolder

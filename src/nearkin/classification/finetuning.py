@@ -24,10 +24,12 @@ from nearkin.data.augmentations import stored_views, views_of
 from nearkin.data.batches import Batches
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import inference
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.methods.supervised import Supervised
 from nearkin.metrics.probe import (
     LEFT_OUT,
+    Choice,
     LinearProbe,
     Validated,
     folds_of,
@@ -84,7 +86,7 @@ class FineTuner:
         logits = np.zeros((0, data.num_classes), np.float32)
         if len(held_out):
             chosen, logits = self._choose(candidates, inside, held_out)
-        validated = Validated(1.0, held_out, logits, labels[held_out], choice_size=len(held_out))
+        validated = Validated(Choice(1.0, len(held_out)), held_out, logits, labels[held_out])
         if chosen is None:
             self.log.info("none is better than the linear probe on held-out images; it is kept")
             return Trained(
@@ -172,9 +174,8 @@ class FineTuner:
         self, method: Supervised, rows: Int64[np.ndarray, " rows"]
     ) -> Float32[np.ndarray, "rows classes"]:
         encoder = Encoder(method.backbone, self.encoder.preprocessing, {})
-        embedded = encode_images(
-            encoder, self.data.images.subset(rows), device=self.device, workers=self.workers
-        )
+        images = self.data.images.subset(rows)
+        embedded = encode_images(inference(encoder, self.device), images, workers=self.workers)
         with torch.inference_mode():
             logits: Tensor = method.known.cpu()(embedded.tensor)
         return logits.float().numpy()

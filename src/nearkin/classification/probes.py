@@ -50,13 +50,13 @@ def head_of(probe: LinearProbe) -> nn.Linear:
 
 def choice(validated: Validated, name: str, value: float) -> str:
     """Say what was chosen on which images."""
-    if not validated.choice_size:
+    if not validated.choice.images:
         return (
             f"{name} is {value:g}, the default: with one training image of each class none can "
             "be held out to choose it on."
         )
     return (
-        f"{name} {value:g} was chosen on {validated.choice_size} training images, "
+        f"{name} {value:g} was chosen on {validated.choice.images} training images, "
         "each predicted by a fit without it."
     )
 
@@ -109,8 +109,9 @@ def train_attentive(
         probe.pooling,
         linear_layer(probe.weight.T, probe.bias),
         validated.at(rows),
-        {"C": probe.strength},
+        {"C": validated.choice.strength},
         f"Attentive pooling of {network.num_tokens} tokens of the frozen encoder by "
         f"{probe.pooling.attention.shape[1]} learned queries, and logistic regression, on "
-        f"{len(rows)}{some} training images. {choice(validated, 'C', probe.strength)}",
+        f"{len(rows)}{some} training images. "
+        f"{choice(validated, 'C', validated.choice.strength)}",
     )

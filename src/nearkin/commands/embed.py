@@ -38,11 +38,11 @@ from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
 from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.column import check_values, remove_column
-from nearkin.evaluation.embeddings import Embeddings, embed_images
+from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.layout import EarlyMap
 from nearkin.evaluation.ray_shards import Opener, compute_on_ray
-from nearkin.evaluation.shards import MOST, ShardFolder, ShardsWritten, note_on
+from nearkin.evaluation.shards import MOST, SHARD, ShardFolder, ShardsWritten, note_on
 from nearkin.evaluation.table import are_vectors
 from nearkin.evaluation.vectors import FORMATS, check_format, write_embeddings
 from nearkin.methods import METHODS
@@ -228,7 +228,7 @@ def features_of(
     config = with_precision(config, encoder, images, device, log)
     by = prepared(config, encoder, len(images), device, log)
     on_progress = under(name, log.progress) if name else log.progress
-    return embed_images(by, images, workers=processes(config.workers), on_progress=on_progress)
+    return encode_images(by, images, workers=processes(config.workers), on_progress=on_progress)
 
 
 def with_precision(
@@ -502,15 +502,17 @@ def embed_shards(
     check_alone(config)
     check_no_column(config)
     path = Path(output)
-    shard_size = ShardFolder.shard_size(path) if shard_size is None else shard_size
+    if shard_size is None:
+        earlier = ShardFolder.noted(path)
+        shard_size = earlier.shard if earlier else SHARD
     first, step = _turn(shard)
     log = reporter_of(verbose)
     if engine == "ray":
         _check_engine(encoder, data, shard, backbone)
     loaded, images = opened(config, data, backbone, log)
     device = choose_device(config.device)
-    if config.precision == "auto":
-        config = replace(config, precision=ShardFolder.precision(path))
+    if config.precision == "auto" and (earlier := ShardFolder.noted(path)):
+        config = replace(config, precision=earlier.precision)
     config = with_precision(config, loaded, images, device, log)
     folder = _claimed(path, config, loaded, images, shard_size)
     own = [number for number in folder.missing() if number % step == first]

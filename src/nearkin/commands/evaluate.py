@@ -32,7 +32,7 @@ from nearkin.errors import CheckpointError, DataError, OutputError, ResourceErro
 from nearkin.evaluation.column import ColumnTest, Values, check_values, column_test, divided
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split, evaluate_tables
-from nearkin.evaluation.protocols import CLUSTERS, FEW_SHOT, RETRIEVAL, chosen
+from nearkin.evaluation.protocols import chosen
 from nearkin.evaluation.table import EmbeddingTable, map_vectors
 from nearkin.metrics.kmeans import WIDEST
 from nearkin.pace import count
@@ -273,7 +273,7 @@ def evaluate_vectors(
     verbose: bool | Reporter,
 ) -> Evaluation:
     """Measure features as `evaluate`, those without a label left out where others have one."""
-    entries, log, where = chosen(protocol), reporter_of(verbose), choose_device(device)
+    titles, log, where = chosen(protocol), reporter_of(verbose), choose_device(device)
     with ExitStack() as stack:
         table = learned_from = stack.enter_context(table_of(vectors, log))
         if bank is not None:
@@ -291,13 +291,13 @@ def evaluate_vectors(
             values = train, test
         log.info(f"vectors  {len(learned):,} training images, {len(scored):,} test images")
         dim = scored.vectors.shape[1]
-        for entry, of, columns in (
-            (CLUSTERS, scored, REDUCED * min(dim, WIDEST)),
-            (RETRIEVAL, learned, dim),  # which hold a copy of these vectors
-            (FEW_SHOT, scored, dim),
+        for title, of, columns in (
+            ("clusters", scored, REDUCED * min(dim, WIDEST)),
+            ("retrieval", learned, dim),  # which hold a copy of these vectors
+            ("few-shot", scored, dim),
         ):
-            if entry in entries:
-                state_memory(f"{entry.title} of {len(of):,} vectors", 4 * len(of) * columns, log)
+            if title in titles:
+                state_memory(f"{title} of {len(of):,} vectors", 4 * len(of) * columns, log)
         seed = EmbedConfig().seed
         evaluation = evaluate_tables(
             {"encoder": (learned, scored)},

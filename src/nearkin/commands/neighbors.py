@@ -21,6 +21,7 @@ from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own, load
+from nearkin.encoders.inference import inference
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.index import shortlist
@@ -161,7 +162,7 @@ def _features(
     images = scan(listing)
     bad = images.reasons
     if not bad:
-        embeddings = encode_images(encoder, images, device=device, workers=0, allow_none=True)
+        embeddings = encode_images(inference(encoder, device), images, workers=0, allow_none=True)
         bad = dict(embeddings.bad)
     if bad:
         name, reason = next(iter(bad.items()))

@@ -1,6 +1,7 @@
 """Attentive probe: how much of the classes is in the tokens that the pooling averages away."""
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,10 +16,9 @@ from nearkin.encoders.projector import Projected
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import sizes
-from nearkin.evaluation.views import ImageViews
-from nearkin.metrics.attentive import HEADS, AttentiveProbe, train_attentive_probe
+from nearkin.metrics.attentive import HEADS, train_attentive_probe
 from nearkin.metrics.metric import Metric, Protocol, share
-from nearkin.metrics.probe import Choice, train_probe
+from nearkin.metrics.probe import train_probe
 from nearkin.networks.tokens import TokenFeatures
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.types import UNLABELED
@@ -26,6 +26,18 @@ from nearkin.types import UNLABELED
 HELD: Final = 2**26  # Numbers of the training images' tokens that are held, 256 MiB in float32
 TRAINED: Final = 5_000  # Training images at the most, and test images
 PIECE: Final = 256  # Test images whose tokens are held at once
+
+
+@dataclass(frozen=True, eq=False)
+class ImageViews:
+    """An encoder with the images that it is measured on, for metrics that need tokens."""
+
+    encoder: Encoder
+    train: Images  # Readable ones, in the order of their embeddings
+    test: Images
+    workers: int
+    device: torch.device
+    on_progress: ProgressCallback = ignore_progress
 
 
 def attentive_probe(
@@ -51,30 +63,28 @@ def attentive_probe(
     few, test = train.subset(rows), test.subset(scored)
     if len(np.unique(few.labels)) < 2 or not len(scored):
         raise DataError("the attentive probe needs labeled images of two classes or more")
+    where: Any = {"device": views.device, "workers": views.workers}
+    train_images, test_images = views.train.subset(rows), views.test.subset(scored)
     tokens = tokens_of(
-        network,
-        views.encoder,
-        views.train.subset(rows),
-        device=views.device,
-        workers=views.workers,
-        on_progress=views.on_progress,
-    )
-    probe, validated = train_attentive_probe(
-        tokens.to(views.device), few.labels, seed=seed, groups=few.groups
-    )
-    correct = _predict(probe, network, views, views.test.subset(scored)) == test.labels
+        network, views.encoder, train_images, **where, on_progress=views.on_progress
+    ).to(views.device)
+    probe, validated = train_attentive_probe(tokens, few.labels, seed=seed, groups=few.groups)
+    predicted = []
+    for piece in np.array_split(np.arange(len(test)), range(PIECE, len(test), PIECE)):
+        tokens = tokens_of(network, views.encoder, test_images.subset(piece), **where)
+        predicted.append(probe.predict(tokens.to(views.device)))
+        views.on_progress(int(piece[-1]) + 1, len(test), "tokens of test images")
     linear = train_probe(few.tensor, few.labels, seed=seed, groups=few.groups)
     of: Protocol = sizes(few, test)
     attention: Protocol = {"method": "attentive pooling and logistic regression", "heads": HEADS}
-    choice = Choice(probe.strength, validated.choice_size)
     return [
         share(
             "attentive probe",
-            correct,
+            np.concatenate(predicted) == test.labels,
             {**attention, "tokens": network.num_tokens, **of},
             groups=test.groups,
             rows=scored,
-            chosen=choice.described(),
+            chosen=validated.choice.described(),
             meaning="Accuracy of a classifier that learns where to look: it weights the tokens "
             "before the pooling. Compare it with the linear probe on the same few images.",
         ),
@@ -110,20 +120,3 @@ def tokens_of(
     pieces = tracked(crops, len(images), "tokens", on_progress)
     flat = encode_pixels(network, pieces, device)
     return flat.reshape(len(flat), network.num_tokens, network.dim)
-
-
-def _predict(
-    probe: AttentiveProbe, network: TokenFeatures, views: ImageViews, images: Images
-) -> Int[np.ndarray, " n"]:
-    predicted = []
-    for piece in np.array_split(np.arange(len(images)), range(PIECE, len(images), PIECE)):
-        tokens = tokens_of(
-            network,
-            views.encoder,
-            images.subset(piece),
-            device=views.device,
-            workers=views.workers,
-        )
-        predicted.append(probe.predict(tokens.to(views.device)))
-        views.on_progress(int(piece[-1]) + 1, len(images), "tokens of test images")
-    return np.concatenate(predicted)

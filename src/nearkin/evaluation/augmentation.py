@@ -4,13 +4,13 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import CenterCrops, from_zero_to_one
 from nearkin.data.images import Images
-from nearkin.errors import NearkinError
-from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.metrics import knn
+from nearkin.evaluation.metrics import predict
+from nearkin.types import UNLABELED
 
 MAX_THUMBNAILS: Final = 2_000  # Sampled images
 
@@ -22,14 +22,22 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
     images are not recognized. Without labels there are no warnings.
     """
     view = views_of(augment, ("strong",))[0]
-    sample = images.spread(MAX_THUMBNAILS)
+    sample = images.subset(np.flatnonzero(images.labels != UNLABELED)).spread(MAX_THUMBNAILS)
+    if len(sample) < 2:
+        return []
     small = from_zero_to_one(torch.cat(list(CenterCrops(sample, 16))))
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)
-    known = sample.labels[sample.labels >= 0]
-    chance = np.bincount(known).max() / len(known) if len(known) else 1.0
-    by_color = _accuracy(color, color, sample.labels)
-    straight = _accuracy(small, small, sample.labels)
-    mirrored = _accuracy(small, small.flip(3), sample.labels)
+
+    def accuracy(bank: Tensor, queries: Tensor) -> float:
+        """Of every second image, by kNN among the others."""
+        mean = bank.flatten(1).mean(dim=0)
+        bank, queries = (x.flatten(1) - mean for x in (bank, queries))
+        predicted = predict(bank[::2], sample.labels[::2], queries[1::2])
+        return float((predicted == sample.labels[1::2]).mean())
+
+    chance = np.bincount(sample.labels).max() / len(sample)
+    by_color, straight = accuracy(color, color), accuracy(small, small)
+    mirrored = accuracy(small, small.flip(3))
     warnings = []
     recolors = sample.num_channels == 3 and (
         view.jitter * (view.hue + view.saturation) or view.gray
@@ -46,14 +54,3 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
             "characters"
         )
     return warnings
-
-
-def _accuracy(bank: torch.Tensor, queries: torch.Tensor, labels: np.ndarray) -> float:
-    """Return the kNN accuracy of every second image by the others; 0 without labels."""
-    mean = bank.flatten(1).mean(dim=0)
-    train = Embeddings((bank.flatten(1)[::2] - mean).numpy(), labels[::2])
-    test = Embeddings((queries.flatten(1)[1::2] - mean).numpy(), labels[1::2])
-    try:
-        return knn(train, test)[0].value
-    except NearkinError:
-        return 0.0

@@ -64,7 +64,9 @@ def untrained(
     other = untrained_like(encoder, seed, network)
     with torch.no_grad():
         for parameter in other.backbone.parameters():
-            if _is_layer_scale(parameter):
+            value = float(parameter.flatten()[0])
+            # Only those that begin a branch near 0 are one small constant.
+            if 0 < abs(value) < SMALL and bool((parameter == value).all()):
                 parameter.fill_(1.0)
     norms = [each for each in other.backbone.modules() if isinstance(each, _BatchNorm)]
     if norms:
@@ -77,12 +79,6 @@ def untrained(
         batches = (to_input(batch.to(device)) for batch in pixels[sound].split(size))
         _calibrate(other.to(device).backbone, norms, batches)
     return other
-
-
-def _is_layer_scale(parameter: Tensor) -> bool:
-    """Whether a parameter is one small constant, as only those that begin a branch near 0 are."""
-    first = parameter.flatten()[0]
-    return bool((parameter == first).all()) and 0 < abs(float(first)) < SMALL
 
 
 def _calibrate(

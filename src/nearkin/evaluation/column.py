@@ -3,17 +3,19 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Bool, Int, Shaped
 
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.metrics import CPU, KNN, TEMPERATURE, K, knn, linear_probe, predict
+from nearkin.evaluation.metrics import CPU, KNN, TEST, K, knn, linear_probe, predict, vote_protocol
 from nearkin.metrics.erasure import Eraser, leace
-from nearkin.metrics.metric import Difference, Metric, Protocol, difference, share
+from nearkin.metrics.metric import Difference, Metric, difference, share
 from nearkin.metrics.permutation import PermutationTest, permutation_test
 from nearkin.types import UNLABELED
 
@@ -42,14 +44,7 @@ class ColumnTest:
     @classmethod
     def stored(cls, plain: Mapping[str, Any]) -> "ColumnTest":
         """Return what `to_dict` has made plain, without the outcomes of single images."""
-        return cls(
-            plain["column"],
-            plain["chance"],
-            plain["p"],
-            tuple(Metric(**each) for each in plain["metrics"].values()),
-            Difference(**plain["loss"]) if plain["loss"] else None,
-            tuple(Difference(**each) for each in plain["removal"]),
-        )
+        return msgspec.convert({**plain, "metrics": [*plain["metrics"].values()]}, cls)
 
     @property
     def followed(self) -> bool:
@@ -108,39 +103,32 @@ def column_test(
        kNN from as many training images of each class, of any value.
     3. `leace`, fitted to the training images, removes the column from both parts.
 
-    Args:
-        column: Its name.
-        pair: Training and test features.
-        values: Of the training and of the test images. Those without one are left out.
-        seed: Decides what is drawn.
-        device: Where to compute.
+    Images without a value are left out.
 
     Raises:
         UsageError: As `check_values`.
     """
-    known = [np.flatnonzero(each != "") for each in values]
-    train, test = (part.subset(rows) for part, rows in zip(pair, known, strict=True))
-    own, asked = (each[rows] for each, rows in zip(values, known, strict=True))
-    check_values(column, own, asked)
-    accuracy, tested = column_accuracy(column, (train, test), (own, asked), seed)
-    without = _without(train, test, own)
-    left, *_ = _accuracy(column, without, (own, asked))
-    metrics, removed = [accuracy, replace(left, name=f"{left.name}, removed")], f"{column} removed"
-    if not _have_classes(train, test):
+    old = Known.of(column, pair, values)
+    new, tested, removed = old.without(old.eraser()), old.tested(seed), f"{column} removed"
+    metrics = [old.accuracy, replace(new.accuracy, name=f"{new.accuracy.name}, removed")]
+    if not old.has_classes:
         return ColumnTest(column, tested.chance, tested.p, tuple(metrics), None, ())
     loss = None
-    if len(np.unique(own[train.labels != UNLABELED])) > 1:
-        other, any_value = _across(train, test, own, asked, seed)
-        other_removed, _ = _across(*without, own, asked, seed)
+    if len(np.unique(old.own[old.train.labels != UNLABELED])) > 1:
+        other, any_value = old.across(seed)
+        other_removed, _ = new.across(seed)
         metrics += [
             replace(other, name=f"{KNN}, other {column}"),
             replace(any_value, name=f"{KNN}, as many of any {column}"),
             replace(other_removed, name=f"{KNN}, other {column}, {removed}"),
         ]
         loss = difference(other, any_value)
-    before, after = (_of_classes(*each, seed, device) for each in ((train, test), without))
+    before, after = (
+        (knn(*of.pair, device=device)[0], linear_probe(*of.pair, seed=seed, device=device))
+        for of in (old, new)
+    )
     metrics += [replace(each, name=f"{each.name}, {removed}") for each in after]
-    removal = tuple(difference(new, old) for new, old in zip(after, before, strict=True))
+    removal = tuple(map(difference, after, before))
     return ColumnTest(column, tested.chance, tested.p, tuple(metrics), loss, removal)
 
 
@@ -164,44 +152,6 @@ def check_values(column: str, own: Values, asked: Values) -> None:
         )
 
 
-def column_accuracy(
-    column: str, pair: Pair, values: tuple[Values, Values], seed: int
-) -> tuple[Metric, PermutationTest]:
-    """Return the accuracy of kNN for a column, of which all values are known, beside chance.
-
-    For the arguments see `column_test`.
-    """
-    accuracy, predicted, asked, labels = _accuracy(column, pair, values)
-    tested = permutation_test(
-        lambda order: float((predicted == asked[order]).mean()),
-        labels,
-        np.random.default_rng(seed),
-    )
-    return accuracy, tested
-
-
-def _accuracy(
-    column: str, pair: Pair, values: tuple[Values, Values]
-) -> tuple[Metric, Values, Values, Int[np.ndarray, " asked"]]:
-    """Return the accuracy, and what it is made of.
-
-    That is, of the images that are asked, the predicted value, the true one, and the class.
-    """
-    (train, test), (own, asked) = pair, values
-    if test.groups is not None:  # images of a group would all be right, or all be wrong
-        first = np.unique(test.groups, return_index=True)[1]
-        test, asked = test.subset(first), asked[first]
-    predicted = predict(train.tensor, own, test.tensor)
-    protocol: Protocol = {
-        "method": "weighted kNN by cosine",
-        "k": min(K, len(train)),
-        "temperature": TEMPERATURE,
-        "training images": len(train),
-        "of": "test images",
-    }
-    return share(f"kNN of {column}", predicted == asked, protocol), predicted, asked, test.labels
-
-
 def remove_column(
     column: str,
     embeddings: Embeddings,
@@ -212,13 +162,8 @@ def remove_column(
 ) -> tuple[Embeddings, list[str]]:
     """Remove a column from features by `leace`, and measure what kNN predicts then.
 
-    Args:
-        column: Its name.
-        embeddings: Unit features.
-        values: The value of each image.
-        held_out: Whether each image is scored. The others are the neighbors, and the projection
-            is fitted to those of them whose value is known.
-        seed: Decides what is drawn.
+    Images that are `held_out` are scored. The others are the neighbors, and the projection is
+    fitted to those of them whose value is known.
 
     Returns:
         Unit features of all images, as by another encoder: `encoder` is a digest of both the
@@ -228,97 +173,120 @@ def remove_column(
     Raises:
         UsageError: As `check_values`.
     """
-    check_values(column, values[~held_out], values[held_out])
-    known, parts = np.flatnonzero(values != ""), np.where(held_out, "test", "train")
-    fitted = known[~held_out[known]]
-    erase = _eraser(embeddings.subset(fitted), values[fitted])
+    parts = replace(embeddings, splits=np.where(held_out, "test", "train"))
+    old = Known.of(column, *divided(parts, values))
+    erase = old.eraser()
+    new, tested = old.without(erase), old.tested(seed)
+    digest = hashlib.sha256(embeddings.encoder.encode())
+    for each in (erase.mean, erase.colored, erase.whitened):
+        digest.update(each.numpy().tobytes())
     without = replace(
         embeddings,
         vectors=erase(embeddings.tensor).numpy(),
-        encoder=_digest(embeddings.encoder, erase),
+        encoder=digest.hexdigest(),
         removed=column,
     ).normalized()
-    old, new = (
-        divided(replace(of, splits=parts).subset(known), values[known])
-        for of in (embeddings, without)
-    )
-    before, tested = column_accuracy(column, *old, seed)
-    after, *_ = _accuracy(column, *new)
     lines = [
-        f"{column} removed: kNN predicts it for {after} of {after.n:,} held-out images, before "
-        f"for {before}, by chance within classes for {tested.chance:.3f}"
+        f"{column} removed: kNN predicts it for {new.accuracy} of {new.accuracy.n:,} held-out "
+        f"images, before for {old.accuracy}, by chance within classes for {tested.chance:.3f}"
     ]
     change: Difference | str = FEW
-    if _have_classes(*old[0]):
-        change = difference(knn(*new[0])[0], knn(*old[0])[0])
+    if old.has_classes:
+        change = difference(knn(*new.pair)[0], knn(*old.pair)[0])
     lines.append(f"{KNN} with {column} removed: {change}")
     return without, lines
 
 
-def _have_classes(train: Embeddings, test: Embeddings) -> bool:
-    """Whether classes of test images can be learned: from labeled images of two or more."""
-    classes = np.unique(train.labels[train.labels != UNLABELED])
-    return len(classes) > 1 and bool((test.labels != UNLABELED).any())
+@dataclass(frozen=True, eq=False)
+class Known:
+    """The images whose value of a column is known: their features, and the values."""
 
+    column: str
+    train: Embeddings
+    test: Embeddings
+    own: Values  # Of the training images
+    asked: Values  # Of the test images
 
-def _digest(encoder: str, erase: Eraser) -> str:
-    """Return the digest of an encoder that a projection follows."""
-    digest = hashlib.sha256(encoder.encode())
-    for each in (erase.mean, erase.colored, erase.whitened):
-        digest.update(each.numpy().tobytes())
-    return digest.hexdigest()
+    @classmethod
+    def of(cls, column: str, pair: Pair, values: tuple[Values, Values]) -> "Known":
+        """Choose them; for errors see `check_values`."""
+        check_values(column, *values)
+        known = [np.flatnonzero(each != "") for each in values]
+        train, test = (part.subset(rows) for part, rows in zip(pair, known, strict=True))
+        return cls(column, train, test, values[0][known[0]], values[1][known[1]])
 
+    @property
+    def pair(self) -> Pair:
+        """The features of both."""
+        return self.train, self.test
 
-def _eraser(train: Embeddings, own: Values) -> Eraser:
-    concept = torch.from_numpy(own[:, None] == np.unique(own)).float()
-    return leace(train.tensor, concept, train.labels)
+    def eraser(self) -> Eraser:
+        """Return what removes the column, as the training images show it."""
+        concept = torch.from_numpy(self.own[:, None] == np.unique(self.own)).float()
+        return leace(self.train.tensor, concept, self.train.labels)
 
+    def without(self, erase: Eraser) -> "Known":
+        """Return the same with other features."""
+        train, test = (replace(of, vectors=erase(of.tensor).numpy()) for of in self.pair)
+        return replace(self, train=train, test=test)
 
-def _without(train: Embeddings, test: Embeddings, own: Values) -> Pair:
-    """Return the features without the column, as the training images show it."""
-    erase = _eraser(train, own)
-    return (
-        replace(train, vectors=erase(train.tensor).numpy()),
-        replace(test, vectors=erase(test.tensor).numpy()),
-    )
+    @cached_property
+    def predicted(self) -> tuple[Values, Values, Int[np.ndarray, " asked"]]:
+        """What kNN predicts of the images that are asked; their values and classes."""
+        test, asked = self.test, self.asked
+        if test.groups is not None:  # images of a group would all be right, or all be wrong
+            first = np.unique(test.groups, return_index=True)[1]
+            test, asked = test.subset(first), asked[first]
+        return predict(self.train.tensor, self.own, test.tensor), asked, test.labels
 
+    @property
+    def accuracy(self) -> Metric:
+        """How often kNN predicts the column."""
+        predicted, asked, _ = self.predicted
+        num = len(self.train)
+        protocol = {**vote_protocol(min(K, num)), "training images": num, "of": TEST}
+        return share(f"kNN of {self.column}", predicted == asked, protocol)
 
-def _across(
-    train: Embeddings, test: Embeddings, own: Values, asked: Values, seed: int
-) -> tuple[Metric, Metric]:
-    """Return kNN by training images of other values, and by as many of each class of any."""
-    rng = np.random.default_rng(seed)
-    labeled = np.flatnonzero(test.labels != UNLABELED)
-    predicted = np.zeros((2, len(test)), test.labels.dtype)
-    order = rng.permutation(np.flatnonzero(train.labels != UNLABELED))
-    order = order[np.argsort(train.labels[order], kind="stable")]
-    for value in np.unique(asked[labeled]):
-        rows = labeled[asked[labeled] == value]
-        others = order[own[order] != value]
-        counts = np.bincount(train.labels[others], minlength=train.labels.max() + 1)
-        drawn = order[_rank(train.labels[order]) < counts[train.labels[order]]]
-        for place, bank in enumerate((others, drawn)):
-            some = np.sort(bank)
-            votes = predict(train.tensor[some], train.labels[some], test.tensor[rows])
-            predicted[place, rows] = votes
-    method = {"method": "weighted kNN by cosine"}
-    protocol: Protocol = {**method, "k": K, "temperature": TEMPERATURE}
-    groups = None if test.groups is None else test.groups[labeled]
-    other, any_value = (
-        share(KNN, (each == test.labels)[labeled], protocol, groups=groups, rows=labeled)
-        for each in predicted
-    )
-    return other, any_value
+    def tested(self, seed: int) -> PermutationTest:
+        """Compare that with chance."""
+        predicted, asked, labels = self.predicted
+        return permutation_test(
+            lambda order: float((predicted == asked[order]).mean()),
+            labels,
+            np.random.default_rng(seed),
+        )
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether classes of test images can be learned: from labeled images of two or more."""
+        classes = np.unique(self.train.labels[self.train.labels != UNLABELED])
+        return len(classes) > 1 and bool((self.test.labels != UNLABELED).any())
+
+    def across(self, seed: int) -> tuple[Metric, Metric]:
+        """Measure kNN by training images of other values, and by as many of each class of any."""
+        train, test, rng = self.train, self.test, np.random.default_rng(seed)
+        labeled = np.flatnonzero(test.labels != UNLABELED)
+        predicted = np.zeros((2, len(test)), test.labels.dtype)
+        order = rng.permutation(np.flatnonzero(train.labels != UNLABELED))
+        order = order[np.argsort(train.labels[order], kind="stable")]
+        for value in np.unique(self.asked[labeled]):
+            rows = labeled[self.asked[labeled] == value]
+            others = order[self.own[order] != value]
+            counts = np.bincount(train.labels[others], minlength=train.labels.max() + 1)
+            drawn = order[_rank(train.labels[order]) < counts[train.labels[order]]]
+            for place, bank in enumerate((others, drawn)):
+                some = np.sort(bank)
+                votes = predict(train.tensor[some], train.labels[some], test.tensor[rows])
+                predicted[place, rows] = votes
+        groups = None if test.groups is None else test.groups[labeled]
+        right = (predicted == test.labels)[:, labeled]
+        other, any_value = (
+            share(KNN, each, vote_protocol(K), groups=groups, rows=labeled) for each in right
+        )
+        return other, any_value
 
 
 def _rank(ordered: np.ndarray) -> np.ndarray:
     """Return the position of each element among its equals, which follow each other."""
     _, start, size = np.unique(ordered, return_index=True, return_counts=True)
     return np.asarray(np.arange(len(ordered)) - np.repeat(start, size))
-
-
-def _of_classes(
-    train: Embeddings, test: Embeddings, seed: int, device: torch.device
-) -> list[Metric]:
-    first = knn(train, test, device=device)[0]
-    return [first, linear_probe(train, test, seed=seed, device=device)]

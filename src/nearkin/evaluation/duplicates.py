@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from PIL import Image, ImageEnhance
-from torch import Tensor
 
 from nearkin.data.decode import as_image
 from nearkin.data.duplicates import Groups
 from nearkin.data.images import Images, Rows, Source
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import inference
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import EmbeddingTable
@@ -106,14 +106,9 @@ class Precision:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return names and values as text."""
-        shares = {
-            "precision": self.precision,
-            "recall": self.recall,
-            "other images above": self.false,
-        }
-        rows = [
-            (name, f"{v:.3f} [{low:.3f}, {high:.3f}]") for name, (v, low, high) in shares.items()
-        ]
+        names = "precision", "recall", "other images above"
+        shares = zip(names, (self.precision, self.recall, self.false), strict=True)
+        rows = [(name, f"{v:.3f} [{low:.3f}, {high:.3f}]") for name, (v, low, high) in shares]
         return rows + [(f"recall, {name}", f"{of:.3f}") for name, of in self.by_edit.items()]
 
 
@@ -191,38 +186,33 @@ def edit_test(
 ) -> EditTest:
     """Edit copies of sampled images, and find the most similar other image of each in the table.
 
-    Other images are those of other groups. A duplicate that pixels miss counts as another image:
-    precision is rather too low.
-
-    Args:
-        table: Features of the images.
-        encoder: That they are from.
-        images: Those of the table, maybe with others.
-        image_rows: The row among the images of each row of the table.
-        groups: The duplicates that contents and pixels have found, as `near_groups` does.
-        seed: Decides which images are drawn and how they are edited.
-        device: Where to compute.
-        workers: Processes that decode photographs.
-        on_progress: Receives progress.
+    Other images are those of other groups, the duplicates that contents and pixels have found. A
+    duplicate that these miss counts as another image: precision is rather too low. `image_rows`
+    are the rows of the table among the images.
 
     Raises:
         DataError: If fewer than `LEAST` images have another image.
     """
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(table), min(SAMPLE, len(table)), replace=False))
-    vectors, at = table.gather(rows), image_rows[rows]
-    other, other_row = _others(table, at, vectors, image_rows, groups)
-    order = np.argsort(at)  # as images are encoded
-    at, other, other_row = at[order], other[order], other_row[order]
+    order = np.argsort(image_rows[rows])  # as images are encoded
+    vectors, at = table.gather(rows)[order], image_rows[rows][order]
+    similarity, near = (x.numpy() for x in table.nearest(vectors, OTHERS + 1))
+    different = groups[image_rows[near]] != groups[at][:, None]
+    first, lines = different.argmax(axis=1), np.arange(len(at))
+    other, other_row = similarity[lines, first], image_rows[near][lines, first]
     drawn = images.subset(at)
     edits = np.resize([*EDITS], len(drawn))
     edited = replace(drawn, source=EditedSource(drawn, edits, seed))
     embeddings = encode_images(
-        encoder, edited, device=device, workers=workers, on_progress=under("copies", on_progress)
+        inference(encoder, device),
+        edited,
+        workers=workers,
+        on_progress=under("copies", on_progress),
     )
     read = embeddings.rows
-    copy = (unit(embeddings.tensor) * vectors[order][read]).sum(dim=1).numpy()
-    tested = other_row[read] >= 0
+    copy = (unit(embeddings.tensor) * vectors[read]).sum(dim=1).numpy()
+    tested = different.any(axis=1)[read]
     if tested.sum() < LEAST:
         raise DataError(
             f"{tested.sum()} images have another image to be told from, too few to estimate a "
@@ -234,18 +224,3 @@ def edit_test(
         other=other[read][tested],
         pairs=np.stack([at, other_row], axis=1)[read][tested],
     )
-
-
-def _others(
-    table: EmbeddingTable,
-    at: Int[np.ndarray, " n"],
-    vectors: Float[Tensor, "n dim"],
-    image_rows: Int[np.ndarray, " rows"],
-    groups: Groups,
-) -> tuple[Float[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Return the cosine and the image of the most similar other group; -1 if none is."""
-    similarity, near = (x.numpy() for x in table.nearest(vectors, OTHERS + 1))
-    other = image_rows[near]
-    different = groups[other] != groups[at][:, None]
-    first, lines = different.argmax(axis=1), np.arange(len(at))
-    return similarity[lines, first], np.where(different.any(axis=1), other[lines, first], -1)

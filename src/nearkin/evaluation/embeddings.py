@@ -12,9 +12,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from nearkin.data.batches import CenterCrops
-from nearkin.data.images import Images
-from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import Inference, encode_pixels, inference
+from nearkin.data.images import Images, picked
+from nearkin.encoders.inference import Inference, encode_pixels
 from nearkin.errors import DataError, UsageError
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, count, ignore_progress, tracked
@@ -23,6 +22,8 @@ from nearkin.types import UNLABELED
 
 SHARD: Final = 1024  # Images in a shard of features, at least, on a CPU
 MOST_SHARDS: Final = 64
+COLUMNS: Final = ("vectors", "labels", "groups", "rows", "splits", "paths", "group_names")
+"""Fields of `Embeddings` that have a value for each image."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,14 +57,13 @@ class Embeddings(Result):
         """Refuse columns of other lengths, and labels that are no classes' numbers."""
         if not isinstance(self.vectors, np.ndarray) or self.vectors.ndim != 2:
             raise UsageError("the vectors are no array with a row per image; give one of NumPy")
-        for name in ("labels", "groups", "rows", "splits"):
+        for name in COLUMNS[1:]:
             column = getattr(self, name)
-            if not (isinstance(column, np.ndarray) or (name == "groups" and column is None)):
+            if name == "groups" and column is None:
+                continue
+            if name not in ("paths", "group_names") and not isinstance(column, np.ndarray):
                 raise UsageError(f"the {name} are no array; give one of NumPy")
-        for name in ("labels", "groups", "rows", "paths", "splits", "group_names"):
-            column = getattr(self, name)
-            optional = name != "labels" and (column is None or not len(column))
-            if not optional and len(column) != len(self):
+            if len(column) != len(self) and (name == "labels" or len(column)):
                 raise UsageError(f"{len(self)} vectors, but {len(column)} {name}; give one each")
         kind, low, high = self.labels.dtype.kind, *_extent(self.labels)
         if kind not in "iu" or low < UNLABELED or (self.classes and high >= len(self.classes)):
@@ -135,24 +135,12 @@ class Embeddings(Result):
         A mask of booleans selects, too.
         """
         taken = np.arange(len(self))[np.asarray(rows, None if len(rows) else np.int64)]
-
-        def texts(column: Sequence[str]) -> tuple[str, ...]:
-            return tuple(map(column.__getitem__, taken.tolist() if column else ()))
-
-        def chosen(column: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " chosen"]:
-            return column[taken] if len(column) else column
-
-        return replace(
-            self,
-            vectors=self.vectors[taken],
-            labels=self.labels[taken],
-            groups=None if self.groups is None else self.groups[taken],
-            rows=chosen(self.rows),
-            paths=texts(self.paths),
-            group_names=texts(self.group_names),
-            splits=chosen(self.splits),
-            second_view=None,
-        )
+        columns: dict[str, Any] = {name: getattr(self, name) for name in COLUMNS}
+        for name, column in columns.items():
+            if column is not None and len(column):
+                is_array = isinstance(column, np.ndarray)
+                columns[name] = column[taken] if is_array else picked(column, taken)
+        return replace(self, **columns, second_view=None)
 
     def labeled(self) -> "Embeddings":
         """Return the images that have a label."""
@@ -211,10 +199,9 @@ def images_per_shard(count: int, device: torch.device) -> int:
 
 
 def encode_images(
-    encoder: Encoder,
+    by: Inference,
     images: Images,
     *,
-    device: torch.device,
     workers: int,
     on_progress: ProgressCallback = ignore_progress,
     allow_none: bool = False,
@@ -224,24 +211,6 @@ def encode_images(
     Raises:
         DataError: If there are no images, or none that can be read and not `allow_none`.
     """
-    return embed_images(
-        inference(encoder, device),
-        images,
-        workers=workers,
-        on_progress=on_progress,
-        allow_none=allow_none,
-    )
-
-
-def embed_images(
-    by: Inference,
-    images: Images,
-    *,
-    workers: int,
-    on_progress: ProgressCallback = ignore_progress,
-    allow_none: bool = False,
-) -> Embeddings:
-    """Compute the features of those images that can be read, in the way that was chosen."""
     pixels = CenterCrops(images, by.preprocessing, batch_size=by.batch_size, workers=workers)
     pieces = tracked(pixels, len(images), "features", on_progress)
     features = encode_pixels(by.network, pieces, by.device)

@@ -1,29 +1,35 @@
 """All metrics of an encoder, beside those of its start, an untrained network and raw pixels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int
+from torch import Tensor
 from typing_extensions import override
 
 from nearkin.choices import Protocol
 from nearkin.config import Augment
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
 from nearkin.data.images import Images
+from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.split import Split
+from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.inference import encode, images_at_once, inference
 from nearkin.errors import DataError, DivergedError
+from nearkin.evaluation.attentive import ImageViews
 from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
-from nearkin.evaluation.leaks import Leaks, find_leaks, stored_leaks
+from nearkin.evaluation.leaks import Leaks, find_leaks
 from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
-from nearkin.evaluation.protocols import ENTRIES, GEOMETRY, QUICK, Entry, Inputs, chosen
+from nearkin.evaluation.protocols import GEOMETRY, METRICS, MISSING, PROTOCOLS, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
-from nearkin.evaluation.views import ImageViews, second_view
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.objectives.fused import blocks
 from nearkin.pace import ProgressCallback, ignore_progress, under
@@ -34,7 +40,6 @@ PIECE: Final = 1024  # Images whose features are checked at once
 
 Pair = tuple[Embeddings, Embeddings]
 """Training and test embeddings."""
-Part = TypeVar("Part", Images, Embeddings)
 
 
 # What is measured
@@ -65,13 +70,14 @@ class Evaluation(Result):
             table: [Metric(**entry) for entry in column.values()]
             for table, column in summary["metrics"].items()
         }
+        compared = summary.get("differences", {}).items()
         return cls(
             summary["sizes"],
             metrics,
             summary["left_out"],
-            stored_differences(summary),
+            {table: tuple(Difference(**each) for each in found) for table, found in compared},
             summary.get("comparison", {}).get("collapsed", False),
-            stored_leaks(summary),
+            Leaks(**summary["leaks"]) if "leaks" in summary else None,
             start,
             ColumnTest.stored(summary["column"]) if "column" in summary else None,
         )
@@ -135,12 +141,6 @@ def metric_rows(columns: Mapping[str, Sequence[Metric]]) -> list[list[str]]:
     return [["metric", *cells], *rows]
 
 
-def stored_differences(summary: Mapping[str, Any]) -> dict[str, tuple[Difference, ...]]:
-    """Return the differences that summary.json holds, by table."""
-    plain = summary.get("differences", {})
-    return {table: tuple(Difference(**each) for each in found) for table, found in plain.items()}
-
-
 # Of features
 
 
@@ -148,7 +148,7 @@ def evaluate_tables(
     tables: Mapping[str, Pair],
     *,
     seed: int,
-    protocol: Sequence[Protocol] = (QUICK,),
+    protocol: Sequence[Protocol] = ("quick",),
     images: Mapping[str, ImageViews] | None = None,
     device: torch.device = CPU,
     scored: str = TEST,
@@ -157,23 +157,21 @@ def evaluate_tables(
     """Take the same metrics of several tables of features of the same images.
 
     The first of `tables` is the encoder's, whose numbers of images are reported; the others are
-    what it stands beside, and is compared with image by image. Each has training and test
-    embeddings: the first are the bank of kNN and what the probe learns from. The labels of test
-    images decide nothing but the scores.
-
-    `protocol` names what is measured, see `nearkin.evaluation.protocols`. For metrics that need
-    more than features, `images` has those of each table. `scored` says what the test images are.
+    what it stands beside, and is compared with image by image. Training embeddings are the bank of
+    kNN and what the probe learns from. The labels of test images decide nothing but the scores.
+    For metrics that need more than features, `images` has those of each table. `scored` says what
+    the test images are.
     """
+    titles = chosen(protocol)
     metrics, reasons = dict[str, list[Metric]](), dict[str, dict[str, str]]()
     for name, (train, test) in tables.items():
         inputs = Inputs(train, test, seed, device, (images or {}).get(name), scored)
         progress = under(TITLES.get(name, name), on_progress)
-        metrics[name], reasons[name] = _measured(inputs, chosen(protocol), progress)
+        metrics[name], reasons[name] = _measured(inputs, titles, progress)
     train, test = next(iter(tables.values()))
-    evaluation = Evaluation(
-        {"train": len(train), "test": len(test)}, metrics, _left_out(reasons, len(tables))
-    )
-    if not set(ENTRIES[QUICK]) <= set(chosen(protocol)):
+    sizes = {"train": len(train), "test": len(test)}
+    evaluation = Evaluation(sizes, metrics, _left_out(reasons))
+    if not set(PROTOCOLS["quick"]) <= set(titles):
         return evaluation  # the verdict is on the same metrics always
     # It is on the encoder, also where the table of its projector's embedding comes first.
     compared = {name: column for name, column in metrics.items() if name != "embedding"}
@@ -181,49 +179,45 @@ def evaluate_tables(
     return replace(evaluation, differences=differences(tables, compared), collapsed=collapsed)
 
 
-def _left_out(reasons: Mapping[str, Mapping[str, str]], tables: int) -> dict[str, str]:
+def _left_out(reasons: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Return what was not measured, by its title; with the table, where it is not of all."""
     left_out = dict[str, str]()
     for name, of in reasons.items():
         for title, why in of.items():
-            everywhere = sum(title in other for other in reasons.values()) == tables
+            everywhere = all(title in other for other in reasons.values())
             key = title if everywhere else f"{title} of {TITLES.get(name, name)}"
             left_out.setdefault(key, why)
     return left_out
 
 
 def _measured(
-    inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCallback
+    inputs: Inputs, titles: Sequence[str], on_progress: ProgressCallback
 ) -> tuple[list[Metric], dict[str, str]]:
     """Take the metrics of one table of features; and why not, by what could not be measured."""
-    for embeddings in (inputs.train, inputs.test, inputs.test.second_view):
+    for embeddings in filter(None, (inputs.train, inputs.test, inputs.test.second_view)):
         _check_finite(embeddings)
     metrics, reasons = list[Metric](), dict[str, str]()
-    for done, entry in enumerate(entries):
-        on_progress(done, len(entries), entry.title)
+    for done, title in enumerate(titles):
+        on_progress(done, len(titles), title)
         try:
-            metrics += entry.measure(inputs)
-            reasons |= entry.missing(inputs)
+            metrics += METRICS[title](inputs)
+            reasons |= MISSING[title](inputs) if title in MISSING else {}
         except DataError as error:
-            reasons[entry.title] = str(error)
-    on_progress(len(entries), len(entries), "measured")
+            reasons[title] = str(error)
+    on_progress(len(titles), len(titles), "measured")
     return metrics, reasons
 
 
-def _check_finite(embeddings: Embeddings | None) -> None:
-    for rows in blocks(0 if embeddings is None else len(embeddings), PIECE):
-        assert embeddings is not None
+def _check_finite(embeddings: Embeddings) -> None:
+    for rows in blocks(len(embeddings), PIECE):
         finite = np.isfinite(embeddings.vectors[rows]).all(axis=1)
         if not finite.all():
+            row = rows.start + int(finite.argmin())
+            name = repr(embeddings.paths[row]) if embeddings.paths else f"image {row}"
             raise DivergedError(
-                f"the features of {_called(embeddings, rows.start + int(finite.argmin()))} are "
-                "not finite numbers; "
-                "go back to an encoder from before its training diverged"
+                f"the features of {name} are not finite numbers; go back to an encoder from "
+                "before its training diverged"
             )
-
-
-def _called(embeddings: Embeddings, row: int) -> str:
-    return repr(embeddings.paths[row]) if embeddings.paths else f"image {row}"
 
 
 # Of encoders and images
@@ -238,7 +232,7 @@ def evaluate_split(
     workers: int,
     augment: Augment,
     device: torch.device,
-    protocol: Sequence[Protocol] = (QUICK,),
+    protocol: Sequence[Protocol] = ("quick",),
     table: str = "encoder",
     features: Mapping[str, Embeddings] | None = None,
     on_encoded: Callable[[Embeddings], object] = lambda _: None,
@@ -246,61 +240,53 @@ def evaluate_split(
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on images that are already open and split.
 
-    Images that cannot be read count nowhere.
-
-    Args:
-        encoder: What is measured.
-        split: Training images, the bank of kNN and what the probe learns from, and test images.
-        beside: Encoders that it stands beside, by the name of their table, such as `untrained`;
-            raw pixels always follow them.
-        seed: Decides what is drawn for probe, clusters and views.
-        workers: Processes that decode photographs.
-        augment: Augmentation of the second view of some images.
-        device: Where to compute.
-        protocol: What is measured; see `nearkin.evaluation.protocols`.
-        table: Name of the encoder's table.
-        features: Of all images of the split, as an encoder gives them, by the name of its table;
-            computed here where they are missing.
-        on_encoded: Receives the encoder's embeddings, before they are measured.
-        on_progress: Receives the progress.
+    It stands `beside` others, by the name of their table, and beside raw pixels. Images that
+    cannot be read count nowhere. `features` are those of all images, by the name of their table;
+    missing ones are computed. `on_encoded` receives the encoder's embeddings before they are
+    measured. `augment` is of the second view of some images. For `protocol` see
+    `nearkin.evaluation.protocols`.
 
     Returns:
         The metrics, and the encoder's embeddings of all images, normalized, in their order.
     """
-    chosen(protocol)  # a wrong name is refused before anything is computed
-    parts = {"train": split.train, "test": split.test}
-    parts = {name: part for name, part in parts.items() if len(part)}
-    rows = {"train": split.train_rows, "test": split.test_rows}
-    with_view = not set(GEOMETRY).isdisjoint(chosen(protocol))
-    study, computed = _Study(parts, seed, workers, augment, device, with_view), features or {}
-    of_table = under(TITLES.get(table, table), on_progress)
-    encoded = study.encode(encoder, of_table, computed.get(table), rows)
-    for part in encoded.values():
-        _check_finite(part)
-    embeddings = _joined(split, encoded)
+    titles, computed = chosen(protocol), features or {}  # first of all, wrong names are refused
+
+    def features_of(name: str, of: Encoder, on_progress: ProgressCallback) -> Embeddings:
+        if name in computed:
+            return computed[name]
+        by = inference(of, device)
+        return encode_images(by, split.images, workers=workers, on_progress=on_progress)
+
+    whole = features_of(table, encoder, under(TITLES.get(table, table), on_progress))
+    _check_finite(whole)
+    embeddings = replace(whole, splits=split.splits[whole.rows]).normalized()
     on_encoded(embeddings)
     # The others are measured on the very images that the encoder could read.
-    readable = {name: parts[name].subset(part.rows) for name, part in encoded.items()}
-    rows = {name: rows[name][part.rows] for name, part in encoded.items()}
-    study = replace(study, parts=readable)
-    tables, views = {table: encoded}, {table: study.views(encoder, of_table)}
-    for name, other in beside.items():
+    readable = split.without(np.setdiff1d(np.arange(len(split.images)), whole.rows).tolist())
+    scored = readable.test if len(readable.test) else readable.train
+    with_view = not set(GEOMETRY).isdisjoint(titles)
+    how: Any = {"seed": seed, "augment": augment, "device": device}
+    tables, views = dict[str, Pair](), dict[str, ImageViews]()
+    for name, of in {table: encoder, **beside}.items():
         progress = under(TITLES.get(name, name), on_progress)
-        tables[name] = study.encode(other, progress, computed.get(name), rows)
-        views[name] = study.views(other, progress)
-    tables["pixels"] = study.pixels(under(TITLES["pixels"], on_progress))
+        each = whole if name == table else features_of(name, of, progress)
+        view = second_view(of, scored, **how) if with_view else None
+        views[name] = ImageViews(of, readable.train, scored, workers, device, progress)
+        tables[name] = _divided(each, split, whole.rows, view)
+    tables["pixels"] = _pixels(readable, workers, under(TITLES["pixels"], on_progress))
     evaluation = evaluate_tables(
-        {name: _train_and_test(each) for name, each in tables.items()},
+        tables,
         seed=seed,
         protocol=protocol,
         images=views,
         device=device,
-        scored=TEST if "test" in encoded else "training images",
+        scored=TEST if len(readable.test) else "training images",
         on_progress=on_progress,
     )
-    # There is no test where none is held out.
-    sizes = {"train": 0} | {name: len(part) for name, part in encoded.items()}
-    leaked = split.leaked[encoded["test"].rows] if "test" in encoded else np.zeros(0, np.bool_)
+    sizes = {"train": len(readable.train)}
+    if len(readable.test):  # there is no test where none is held out
+        sizes["test"] = len(readable.test)
+    leaked = split.leaked[np.isin(split.test_rows, whole.rows)]
     grouped = any(split.images.group_names)
     leaks = find_leaks(leaked, evaluation.metrics[table], grouped=grouped)
     return replace(evaluation, sizes=sizes, leaks=leaks), embeddings
@@ -320,105 +306,66 @@ def label_free(
 
     Of at most `GEOMETRY_IMAGES` images, evenly spread, whichever split they are of.
     """
-    parts = {"train": images.spread(GEOMETRY_IMAGES)}
-    study = _Study(parts, seed, workers, augment, device)
-    pair = _train_and_test(study.encode(encoder, on_progress))
-    inputs = Inputs(*pair, seed, device, scored="images")
-    metrics, _ = _measured(inputs, ENTRIES["labelfree"], on_progress)
+    some = images.spread(GEOMETRY_IMAGES)
+    by = inference(encoder, device)
+    of = encode_images(by, some, workers=workers, on_progress=on_progress)
+    how: Any = {"seed": seed, "augment": augment, "device": device}
+    test = replace(of, second_view=second_view(encoder, some.subset(of.rows), **how))
+    inputs = Inputs(of, test, seed, device, scored="images")
+    metrics, _ = _measured(inputs, GEOMETRY, on_progress)
     return {metric.name: metric for metric in metrics}
 
 
-@dataclass(frozen=True, eq=False)
-class _Study:
-    """The images that all tables of an evaluation are of, and how these are encoded."""
-
-    parts: Mapping[str, Images]  # Of each split
-    seed: int
-    workers: int
-    augment: Augment
-    device: torch.device
-    with_view: bool = True  # Whether a second view of some is needed
-
-    def encode(
-        self,
-        encoder: Encoder,
-        on_progress: ProgressCallback,
-        computed: Embeddings | None = None,
-        rows: Mapping[str, np.ndarray] | None = None,
-    ) -> dict[str, Embeddings]:
-        """Embeddings of each part; of the last, which is scored, also the second view of some.
-
-        `computed` are features of all images, in which the parts are at these `rows`.
-        """
-        encoded = {
-            name: encode_images(
-                encoder, part, device=self.device, workers=self.workers, on_progress=on_progress
-            )
-            if computed is None or rows is None
-            else _chosen(computed, part, rows[name])
-            for name, part in self.parts.items()
-        }
-        if not self.with_view:
-            return encoded
-        scored = list(self.parts)[-1]
-        readable = self.parts[scored].subset(encoded[scored].rows)
-        view = second_view(
-            encoder,
-            readable,
-            geometry_rows(len(readable)),
-            seed=self.seed,
-            augment=self.augment,
-            device=self.device,
-        )
-        return encoded | {scored: replace(encoded[scored], second_view=view)}
-
-    def pixels(self, on_progress: ProgressCallback) -> dict[str, Embeddings]:
-        """Raw pixels of each part; of many training images, those of some."""
-        parts = {
-            name: part.spread(PIXEL_BANK) if name == "train" else part
-            for name, part in self.parts.items()
-        }
-        features = pixel_features(parts.values(), self.workers, on_progress)
-        return {
-            name: embeddings_of(part, pixels.numpy())
-            for (name, part), pixels in zip(parts.items(), features, strict=True)
-        }
-
-    def views(self, encoder: Encoder, on_progress: ProgressCallback) -> ImageViews:
-        """The images with their encoder."""
-        train, test = _both(self.parts)
-        return ImageViews(encoder, train, test, self.workers, self.device, on_progress)
-
-
-def _chosen(
-    features: Embeddings, images: Images, rows: Int64[np.ndarray, " images"]
+def second_view(
+    encoder: Encoder, images: Images, *, seed: int, augment: Augment, device: torch.device
 ) -> Embeddings:
-    """Of the features of all images, those of a part, which is at these rows of them."""
-    own = np.flatnonzero(np.isin(rows, features.rows))
-    vectors = features.vectors[np.searchsorted(features.rows, rows[own])]
-    bad = {name: features.bad[name] for name in images.names if name in features.bad}
-    return embeddings_of(images.subset(own), vectors, own, bad)
+    """Embeddings of some images, augmented as in training: they should hardly differ."""
+    rows = geometry_rows(len(images))
+    some, encoder = images.subset(rows), encoder.to(device)
+    batches = Batches.of(
+        encoder.preprocessing.applied(some),
+        views_of(augment, ("strong",)),
+        image_size=encoder.image_size,
+        sampler=RandomBatchSampler(len(some), 1, seed),
+        device=device,
+    )
+
+    def inputs() -> Iterator[Float[Tensor, "batch _ _ _"]]:
+        size = images_at_once(encoder.image_size, device)
+        for piece in np.array_split(np.arange(len(some)), range(size, len(some), size)):
+            yield normalize(batches.views(0, piece)[0])
+
+    features = encode(encoder, inputs())
+    own = np.setdiff1d(np.arange(len(some)), list(batches.bad))  # bad ones show another's view
+    return embeddings_of(some.subset(own), features.numpy()[own], rows[own])
 
 
-def _train_and_test(parts: Mapping[str, Embeddings]) -> Pair:
+def _divided(
+    features: Embeddings,
+    split: Split,
+    readable: Int[np.ndarray, " readable"],
+    second_view: Embeddings | None,
+) -> Pair:
+    """Return the readable training and test images of a table; a view is of what is scored."""
+    train, test = (
+        features.subset(np.isin(features.rows, np.intersect1d(rows, readable)))
+        for rows in (split.train_rows, split.test_rows)
+    )
+    return train, replace(_scored(train, test), second_view=second_view)
+
+
+def _scored(train: Embeddings, test: Embeddings) -> Embeddings:
     """Where nothing is held out, training images are a test of nothing but geometry."""
-    train, test = _both(parts)
-    return train, test if "test" in parts else train.unlabeled()
+    return test if len(test) else train.unlabeled()
 
 
-def _both(parts: Mapping[str, Part]) -> tuple[Part, Part]:
-    """Return the training images and what is scored; all are scored if they are of one part."""
-    scored = list(parts.values())[-1]
-    return parts.get("train", scored.subset(np.zeros(0, np.int64))), scored
-
-
-def _joined(split: Split, encoded: Mapping[str, Embeddings]) -> Embeddings:
-    """Both splits as one table, in the order of the data."""
-    places = {"train": split.train_rows, "test": split.test_rows}
-    rows = np.concatenate([places[name][part.rows] for name, part in encoded.items()])
-    order = rows.argsort()
-    vectors = np.concatenate([part.vectors for part in encoded.values()])[order]
-    bad = {name: why for part in encoded.values() for name, why in part.bad.items()}
-    joined = embeddings_of(split.images.subset(rows[order]), vectors, rows[order], bad)
-    splits = np.repeat(list(encoded), [len(part) for part in encoded.values()])
-    return replace(joined, splits=splits[order]).normalized()
+def _pixels(split: Split, workers: int, on_progress: ProgressCallback) -> Pair:
+    """Return raw pixels of training and test images; of many training images, those of some."""
+    parts = [part for part in (split.train.spread(PIXEL_BANK), split.test) if len(part)]
+    features = [
+        embeddings_of(part, pixels.numpy())
+        for part, pixels in zip(parts, pixel_features(parts, workers, on_progress), strict=True)
+    ]
+    none = features[0].subset(())
+    train = features[0] if len(split.train) else none
+    return train, _scored(train, features[-1] if len(split.test) else none)

@@ -83,7 +83,8 @@ def write_index(path: Path, table: EmbeddingTable) -> None:
     if sample:
         if hasattr(index, "pq"):
             index.pq.cp.max_points_per_centroid = TRAINED
-        index.train(_sample(table, min(sample, count), dim))
+        chosen = np.random.default_rng(0).choice(count, min(sample, count), replace=False)
+        index.train(table.gather(np.sort(chosen)).numpy())
     for block in table.blocks():
         index.add(block.numpy())
     with writing(path, ROOM):
@@ -108,16 +109,6 @@ def _open(path: Path, table: EmbeddingTable, dim: int) -> Any:
         if hasattr(index, "nprobe"):
             index.nprobe = PROBES
     return index
-
-
-def _sample(table: EmbeddingTable, size: int, dim: int) -> np.ndarray:
-    """Draw rows to train the index; the same every time."""
-    chosen = np.random.default_rng(0).choice(len(table), size, replace=False)
-    drawn, start = np.empty((size, dim), np.float32), 0
-    for block in table.blocks(np.sort(chosen)):
-        drawn[start : start + len(block)] = block.numpy()
-        start += len(block)
-    return drawn
 
 
 def _note(path: Path) -> Path:

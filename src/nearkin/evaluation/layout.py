@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus, free_memory
-from nearkin.evaluation.vectors import read_embeddings
+from nearkin.evaluation.table import read_embeddings
 from nearkin.files import read_arrays, sha256, usable, write_whole
 from nearkin.metrics.neighbors import nearest
 from nearkin.run.folder import RunFolder
@@ -84,34 +84,33 @@ def coordinates(
     """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
 
     Without a folder, or in one that cannot be written to, they are computed each time.
-    `neighbors` are those of `tsne`.
+    `neighbors` are those of `Layout`.
     """
-    if folder is None:
-        return tsne(vectors, neighbors)
-    stored = _stored_coordinates(folder, rows)
-    return stored if stored is not None else _store(folder, rows, Layout(vectors, neighbors))
+    stored = None if folder is None else _stored(folder, rows)
+    return stored if stored is not None else _computed(folder, rows, Layout(vectors, neighbors))
 
 
-def _stored_coordinates(
-    folder: RunFolder, rows: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, "n 2"] | None:
+def _stored(folder: RunFolder, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n 2"] | None:
     """Return the coordinates in a run folder; None unless they are of these rows."""
     if not folder.map.exists():
         return None
     advice = "remove it, and it is made anew"
     with usable(folder.map, advice), folder.map.open("rb") as file:
         arrays = read_arrays(file, free_memory())
-        stored = {name: arrays[name] for name in ("fingerprint", "rows", "xy")}
-    fits = np.array_equal(stored["rows"], rows)
-    return (
-        stored["xy"] if fits and str(stored["fingerprint"]) == sha256(folder.embeddings) else None
-    )
+        fingerprint, of, xy = (arrays[name] for name in ("fingerprint", "rows", "xy"))
+    fits = np.array_equal(of, rows) and str(fingerprint) == sha256(folder.embeddings)
+    return xy if fits else None
 
 
-def _store(
-    folder: RunFolder, rows: Int[np.ndarray, " n"], layout: "Layout", stop: Event | None = None
+def _computed(
+    folder: RunFolder | None,
+    rows: Int[np.ndarray, " n"],
+    layout: "Layout",
+    stop: Event | None = None,
 ) -> Float[np.ndarray, "n 2"]:
     """Compute coordinates, and store them in the run folder if it can be written to."""
+    if folder is None:
+        return layout.optimized(stop)
     fingerprint, content = np.array(sha256(folder.embeddings)), io.BytesIO()
     xy = layout.optimized(stop)
     np.savez(content, allow_pickle=False, fingerprint=fingerprint, rows=rows, xy=xy)
@@ -136,12 +135,16 @@ class EarlyMap:
         """Begin, as soon as the run folder has its embeddings."""
         embeddings = read_embeddings(self._folder.embeddings, self._images)
         rows = landmark_rows(embeddings.class_names)
-        if _stored_coordinates(self._folder, rows) is not None:
+        if _stored(self._folder, rows) is not None:
             return
         # Not in the thread: the number of threads of matrix products is one for all.
         layout = Layout(embeddings.vectors[rows])
-        task = self._folder, rows, layout, self._stop
-        self._thread = Thread(target=_store_quietly, args=task, daemon=True)
+
+        def compute() -> None:
+            with suppress(Exception):  # whoever needs the map computes it, and meets the error
+                _computed(self._folder, rows, layout, self._stop)
+
+        self._thread = Thread(target=compute, daemon=True)
         self._thread.start()
 
     @property
@@ -162,24 +165,12 @@ class EarlyMap:
         self.wait()
 
 
-def _store_quietly(*task: Any) -> None:
-    with suppress(Exception):  # whoever needs the map computes it again, and meets the error
-        _store(*task)
-
-
-def tsne(
-    features: Float32[np.ndarray, "n d"], neighbors: Nearest | None = None
-) -> Float[np.ndarray, "n 2"]:
-    """Return 2D coordinates by t-SNE of cosine distances.
+class Layout:
+    """T-SNE of cosine distances: where it starts, and what attracts the images.
 
     Deterministic to the bit: it starts at the principal components, with exact neighbors.
     `neighbors` are the `MOST_NEIGHBORS` nearest others of each image, if they are known.
     """
-    return Layout(features, neighbors).optimized()
-
-
-class Layout:
-    """Where t-SNE starts, and what attracts the images."""
 
     def __init__(
         self,
@@ -189,7 +180,8 @@ class Layout:
     ) -> None:
         own = available_cpus() if len(features) > FEW else 1
         self.threads = own if threads is None else threads
-        unit = _unit(features)
+        length = np.linalg.norm(features, axis=1, keepdims=True)
+        unit = features / np.where(length > 0, length, 1)
         self.affinities: Any = None
         with threadpool_limits(self.threads):  # products round differently per number of threads
             self.start = _principal_components(unit)
@@ -281,12 +273,7 @@ def placed(
     """Place many images by their nearest landmarks as `place` does, with one block in memory.
 
     The median keeps more neighbors than a mean or `transform` of openTSNE; see docs/benchmarks.md.
-
-    Args:
-        blocks: Features of all images.
-        landmarks: Features of the landmarks.
-        own: The places of the landmarks, whose neighbors are other landmarks.
-        among: Which of all images are the landmarks.
+    The landmarks are the images `among` all, with places of their `own`.
     """
     pieces = list[Places]()
     for block in blocks:
@@ -311,11 +298,6 @@ def z_order(xy: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
     cells = ((xy - low) * (65_535 / max(1e-9, (xy - low).max()))).astype(np.int64)
     bits = [(cells >> bit & 1) << (2 * bit + np.arange(2)) for bit in range(16)]
     return np.argsort(np.sum(bits, axis=(0, 2)), kind="stable")
-
-
-def _unit(features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
-    length = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.where(length > 0, length, 1)
 
 
 def _principal_components(unit: Float32[np.ndarray, "n d"]) -> Float[np.ndarray, "n 2"]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool
@@ -25,10 +25,10 @@ class Leaks:
 
     def __str__(self) -> str:
         """One sentence, without its period."""
-        share = "share a group with training images, or " if self.grouped else ""
-        among = "them" if self.grouped else "the training images"
-        leaked = f"{self.leaked} of {count(self.test, 'test image')}"
-        text = f"{leaked} {share}have a near-duplicate among {among}"
+        among = "have a near-duplicate among the training images"
+        if self.grouped:
+            among = "share a group with training images, or have a near-duplicate among them"
+        text = f"{self.leaked} of {count(self.test, 'test image')} {among}"
         each = [
             f"{name} is {without:.3f} instead of {every:.3f}"
             for name, (every, without) in self.accuracies.items()
@@ -50,8 +50,3 @@ def find_leaks(
             if len(clean):
                 accuracies[metric.name] = (float(correct.mean()), float(clean.mean()))
     return Leaks(int(leaked.sum()), len(leaked), accuracies, grouped)
-
-
-def stored_leaks(summary: Mapping[str, Any]) -> Leaks | None:
-    """Return what summary.json holds of them."""
-    return Leaks(**summary["leaks"]) if "leaks" in summary else None

@@ -4,10 +4,10 @@ A metric is taken of training and test embeddings, or of those of the test alone
 label are left out of those that need labels; where too few are left, it raises DataError.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -25,13 +25,8 @@ from nearkin.metrics.clusters import (
     normalized_mutual_information,
     right,
 )
-from nearkin.metrics.fewshot import (
-    STRENGTH,
-    centered,
-    draw_shots,
-    logistic_regression,
-    nearest_class_mean,
-)
+from nearkin.metrics.fewshot import STRENGTH as C
+from nearkin.metrics.fewshot import centered, draw_shots, predict_few_shot
 from nearkin.metrics.geometry import (
     alignment,
     effective_rank,
@@ -94,28 +89,14 @@ def knn(train: Embeddings, test: Embeddings, *, device: torch.device = CPU) -> l
     any number of training images; k 200 where there are more. Of classes with equal votes, the
     lowest number wins.
     """
-    train, test, rows = _labeled(train, test, "kNN")
-    ks = [k for k in (K, LARGE_K) if k == K or k < len(train)]
-    votes = [(min(k, len(train)), TEMPERATURE) for k in ks]
-    bank, queries = train.tensor.to(device), test.tensor.to(device)
-    predicted = predict_each(bank, train.labels, queries, votes)
-    return [
-        share(
-            KNN if k == K else f"{KNN}, k {k}",
-            winner == test.labels,
-            {
-                "method": "weighted kNN by cosine",
-                "k": used,
-                "temperature": temperature,
-                **sizes(train, test),
-            },
-            groups=test.groups,
-            rows=rows,
-            meaning="Accuracy of a weighted kNN classifier on held-out images. Nothing is "
-            "trained: it measures the features as they are.",
-        )
-        for k, winner, (used, temperature) in zip(ks, predicted, votes, strict=True)
-    ]
+    votes = {KNN: (K, TEMPERATURE)}
+    if _num_labeled(train) > LARGE_K:
+        votes[f"{KNN}, k {LARGE_K}"] = LARGE_K, TEMPERATURE
+    return _voted(
+        train, test, votes, device,
+        "Accuracy of a weighted kNN classifier on held-out images. Nothing is trained: it "
+        "measures the features as they are.",
+    )  # fmt: skip
 
 
 def knn_grid(train: Embeddings, test: Embeddings) -> list[Metric]:
@@ -124,36 +105,58 @@ def knn_grid(train: Embeddings, test: Embeddings) -> list[Metric]:
     All of them from one search. None of them is chosen: the best of several on test images would
     be too good.
     """
+    num = _num_labeled(train)
+    kinds = {f"t {t:g}": t for t in TEMPERATURES} | {"majority": math.inf}
+    votes = {
+        f"kNN k {k}, {name}": (k, temperature)
+        for k in [k for k in KS if k <= num] or [num]
+        for name, temperature in kinds.items()
+    }
+    return _voted(
+        train, test, votes, CPU,
+        "kNN at other k: neighbors weighted at temperature t, or counted alike. Every paper has "
+        "its own; none is chosen here.",
+    )  # fmt: skip
+
+
+def _voted(
+    train: Embeddings,
+    test: Embeddings,
+    votes: Mapping[str, tuple[int, float]],
+    device: torch.device,
+    meaning: str,
+) -> list[Metric]:
+    """Measure kNN at several `k` and temperatures, by the name of the metric."""
     train, test, rows = _labeled(train, test, "kNN")
-    ks = [k for k in KS if k <= len(train)] or [len(train)]
-    kinds = [(t, f"t {t:g}", "weighted kNN by cosine") for t in TEMPERATURES]
-    kinds.append((float("inf"), "majority", "unweighted kNN by cosine"))
-    votes = [(k, temperature) for k in ks for temperature, _, _ in kinds]
-    predicted = predict_each(train.tensor, train.labels, test.tensor, votes)
-
-    def protocol(k: int, temperature: float, method: str) -> Protocol:
-        weights = {} if temperature == float("inf") else {"temperature": temperature}
-        return {"method": method, "k": k, **weights, **sizes(train, test)}
-
+    bank, queries = train.tensor.to(device), test.tensor.to(device)
+    predicted = predict_each(bank, train.labels, queries, list(votes.values()))
     return [
         share(
-            f"kNN k {k}, {name}",
+            name,
             winner == test.labels,
-            protocol(k, temperature, method),
+            {**vote_protocol(min(k, len(train)), temperature), **sizes(train, test)},
             groups=test.groups,
             rows=rows,
-            meaning="kNN at other k: neighbors weighted at temperature t, or counted alike. Every "
-            "paper has its own; none is chosen here.",
+            meaning=meaning,
         )
-        for winner, (k, (temperature, name, method)) in zip(
-            predicted, product(ks, kinds), strict=True
-        )
+        for (name, (k, temperature)), winner in zip(votes.items(), predicted, strict=True)
     ]
+
+
+def vote_protocol(k: int, temperature: float = TEMPERATURE) -> Protocol:
+    """Return what a vote is, for a protocol."""
+    if temperature == math.inf:
+        return {"method": "unweighted kNN by cosine", "k": k}
+    return {"method": "weighted kNN by cosine", "k": k, "temperature": temperature}
+
+
+def _num_labeled(embeddings: Embeddings) -> int:
+    return int((embeddings.labels != UNLABELED).sum())
 
 
 def large_ks(train: Embeddings) -> dict[str, str]:
     """Return which `k` of `KS` are not in `knn_grid`, and why."""
-    num = int((train.labels != UNLABELED).sum())
+    num = _num_labeled(train)
     ks = ", ".join(str(k) for k in KS if k > num)
     return {f"kNN k {ks}": f"there are {count(num, 'labeled training image')}"} if ks else {}
 
@@ -263,44 +266,38 @@ def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Metric]:
     if len(classes) < 2:
         raise DataError("few-shot needs labeled training images of two classes or more")
     queries, y = centered(test.tensor, mean), torch.from_numpy(numbers)
-    kinds: dict[str, tuple[Callable[..., Tensor], str]] = {
-        "class mean": (nearest_class_mean, "nearest class mean"),
-        "logistic": (logistic_regression, f"logistic regression with C {STRENGTH:g}"),
-    }
+    kinds = {"class mean": "nearest class mean", "logistic": f"logistic regression with C {C:g}"}
     metrics = []
-    for shots, (name, (classify, method)) in product(SHOTS, kinds.items()):
-        correct = []
+    for shots in SHOTS:
+        correct: dict[str, list[np.ndarray]] = {name: [] for name in kinds}
         for draw in range(DRAWS):
             few = torch.from_numpy(draw_shots(numbers, shots, seed, draw))
             x = centered(train.tensor[few], mean)  # of all would be a second copy of them
-            predicted = classify(x, y[few], len(classes), queries).numpy()
-            correct.append(classes[predicted] == test.labels)
+            for name, predicted in predict_few_shot(x, y[few], len(classes), queries).items():
+                correct[name].append(classes[predicted.numpy()] == test.labels)
         fewer = int((np.bincount(numbers) < shots).sum())
-        protocol = {
-            "method": f"{method} of unit features minus the mean training image",
-            "training images per class": shots,
-            **({"classes that have fewer and give all": fewer} if fewer else {}),
-            "draws": DRAWS,
-            **sizes(train, test),
-        }
-        metrics.append(_of_draws(f"{shots}-shot {name}", np.array(correct), protocol, test))
+        for name, method in kinds.items():
+            protocol = {
+                "method": f"{method} of unit features minus the mean training image",
+                "training images per class": shots,
+                **({"classes that have fewer and give all": fewer} if fewer else {}),
+                "draws": DRAWS,
+                **sizes(train, test),
+            }
+            metrics.append(
+                with_interval(
+                    f"{shots}-shot {name}",
+                    float(np.mean(correct[name])),
+                    crossed_interval(np.array(correct[name]), test.groups),
+                    protocol,
+                    kind="Wilson, of other images and other draws from these training images",
+                    n=len(test),
+                    groups=test.groups,
+                    meaning="Accuracy with so many labeled images per class, mean of ten draws of "
+                    "these: nearest class mean, or logistic regression.",
+                )
+            )
     return metrics
-
-
-def _of_draws(
-    name: str, correct: Bool[np.ndarray, "draws n"], protocol: Protocol, test: Embeddings
-) -> Metric:
-    return with_interval(
-        name,
-        float(correct.mean()),
-        crossed_interval(correct, test.groups),
-        protocol,
-        kind="Wilson, of other images and other draws from these training images",
-        n=len(test),
-        groups=test.groups,
-        meaning="Accuracy with so many labeled images per class, mean of ten draws of these: "
-        "nearest class mean, or logistic regression.",
-    )
 
 
 # Retrieval
@@ -324,14 +321,12 @@ def retrieval(train: Embeddings, test: Embeddings) -> list[Metric]:
         raise DataError("retrieval needs test images of the classes of training images")
     without = len(test) - len(result.rows)
     left_out = {"further ones without a training image of their class": without} if without else {}
+    images: Protocol = {"training images": len(train), **left_out, "of": TEST}
     groups = None if test.groups is None else test.groups[result.rows]
 
-    def protocol(kind: str) -> Protocol:
-        images = {"training images": len(train), **left_out}
-        return {"method": f"{kind} of rankings by cosine", **images, "of": TEST}
-
     def mean(name: str, kind: str, values: Float[np.ndarray, " n"], meaning: str) -> Metric:
-        return mean_score(name, values, protocol(kind), groups=groups, meaning=meaning)
+        protocol = {"method": f"{kind} of rankings by cosine", **images}
+        return mean_score(name, values, protocol, groups=groups, meaning=meaning)
 
     return [
         mean(
@@ -351,7 +346,7 @@ def retrieval(train: Embeddings, test: Embeddings) -> list[Metric]:
         share(
             "retrieval recall@1",
             result.first_correct,
-            protocol("first image"),
+            {"method": "first image of rankings by cosine", **images},
             groups=groups,
             rows=rows[result.rows],
             meaning="Share of images whose most similar training image is of their class.",
@@ -369,19 +364,29 @@ def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
     and adjusted Rand index. Their intervals are those of other images, clusters and match being
     kept. Of many images k-means learns its centers from some.
     """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     rows, test = np.flatnonzero(test.labels != UNLABELED), test.labeled()
-    k = len(np.unique(test.labels))
+    labels, groups, k = test.labels, test.groups, len(np.unique(test.labels))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")
-    assigned, how = _kmeans(test.tensor, k, seed)
+    x, starts = compact(test.tensor), STARTS if k <= MANY_CLUSTERS else 1
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(x))[:SAMPLE])
+    with warnings.catch_warnings(), threads_for(x.size):
+        # Collapsed features have fewer points than clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        kmeans = KMeans(k, n_init=starts, random_state=seed).fit(x[drawn])
+        assigned = kmeans.predict(x).astype(np.int64)
+    some = {"images that its centers are learned from": len(drawn)} if len(drawn) < len(x) else {}
     protocol: Protocol = {
         "method": "k-means of unit features",
         "clusters, as many as classes": k,
         "dimensions": min(test.vectors.shape[1], WIDEST),
-        **how,
+        "starts": starts,
+        **some,
         "of": TEST,
     }
-    labels, groups = test.labels, test.groups
 
     def compared(name: str, statistic: Callable[[Any], float], meaning: str) -> Metric:
         value, interval = agreement(statistic, labels, assigned, groups, seed=seed)
@@ -413,25 +418,6 @@ def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
     ]
 
 
-def _kmeans(
-    features: Float[Tensor, "n dim"], k: int, seed: int
-) -> tuple[Int[np.ndarray, " n"], Protocol]:
-    """Return the cluster of each row, and how it was found."""
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    x, starts = compact(features), STARTS if k <= MANY_CLUSTERS else 1
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(x))[:SAMPLE])
-    kmeans = KMeans(k, n_init=starts, random_state=seed)
-    with warnings.catch_warnings(), threads_for(x.size):
-        # Collapsed features have fewer points than clusters.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        kmeans.fit(x[drawn])
-        assigned = kmeans.predict(x)
-    some = {"images that its centers are learned from": len(drawn)} if len(drawn) < len(x) else {}
-    return assigned.astype(np.int64), {"starts": starts, **some}
-
-
 # Without labels
 
 
@@ -457,7 +443,7 @@ def view_retrieval(test: Embeddings, scored: str = TEST) -> list[Metric]:
             own[first] == own,
             {
                 "method": "the image nearest to an augmented view by cosine is its own",
-                **_of(test, scored),
+                "of": f"of {len(test)} {scored}",
             },
             groups=groups,
             rows=view.rows,
@@ -466,10 +452,6 @@ def view_retrieval(test: Embeddings, scored: str = TEST) -> list[Metric]:
             "nothing about classes.",
         )
     ]
-
-
-def _of(test: Embeddings, scored: str) -> dict[str, str | int | float]:
-    return {"of": f"of {len(test)} {scored}"}
 
 
 def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
@@ -492,7 +474,7 @@ def geometry(test: Embeddings, scored: str = TEST) -> list[Metric]:
     def metric(
         name: str, value: Float[Tensor, ""], method: str, meaning: str, **more: int
     ) -> Metric:
-        protocol = {"method": method, **more, **_of(test, scored)}
+        protocol: Protocol = {"method": method, **more, "of": f"of {len(test)} {scored}"}
         return Metric(name, float(value), None, None, len(rows), None, protocol, meaning=meaning)
 
     metrics = [

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from nearkin.choices import FULL, Protocol
-from nearkin.evaluation.attentive import attentive_probe
+from nearkin.evaluation.attentive import ImageViews, attentive_probe
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import (
     CPU,
@@ -22,11 +22,8 @@ from nearkin.evaluation.metrics import (
     retrieval,
     view_retrieval,
 )
-from nearkin.evaluation.views import ImageViews
 from nearkin.metrics.metric import Metric
 from nearkin.schema import check_value
-
-QUICK: Final = "quick"  # Every evaluation takes it unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,59 +38,44 @@ class Inputs:
     scored: str = TEST  # What the test embeddings are of, in words
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Metrics that are taken together or, for a reason given under `title`, not at all."""
-
-    title: str
-    measure: Callable[[Inputs], list[Metric]]
-    missing: Callable[[Inputs], dict[str, str]] = lambda _: {}
-    """What is not among them, and why."""
-
-
-LINEAR: Final = Entry(
-    "linear probe", lambda of: [linear_probe(of.train, of.test, seed=of.seed, device=of.device)]
-)
-CLUSTERS: Final = Entry("clusters", lambda of: clusters(of.test, seed=of.seed))
-GEOMETRY: Final = (
-    Entry("view retrieval", lambda of: view_retrieval(of.test, of.scored)),
-    Entry("geometry", lambda of: geometry(of.test, of.scored)),
-)
-RETRIEVAL: Final = Entry("retrieval", lambda of: retrieval(of.train, of.test))
-FEW_SHOT: Final = Entry("few-shot", lambda of: few_shot(of.train, of.test, seed=of.seed))
-
-ENTRIES: Final[Mapping[str, tuple[Entry, ...]]] = {
-    "quick": (
-        Entry("kNN top-1", lambda of: knn(of.train, of.test, device=of.device)),
-        LINEAR,
-        CLUSTERS,
-        *GEOMETRY,
-    ),
-    "knn": (Entry("kNN", lambda of: knn_grid(of.train, of.test), lambda of: large_ks(of.train)),),
-    "linear": (LINEAR,),
-    "attentive": (
-        Entry(
-            "attentive probe",
-            lambda of: attentive_probe(of.images, of.train, of.test, seed=of.seed),
-        ),
-    ),
-    "fewshot": (FEW_SHOT,),
-    "retrieval": (RETRIEVAL,),
+METRICS: Final[Mapping[str, Callable[[Inputs], list[Metric]]]] = {
+    "kNN top-1": lambda of: knn(of.train, of.test, device=of.device),
+    "kNN": lambda of: knn_grid(of.train, of.test),
+    "linear probe": lambda of: [linear_probe(of.train, of.test, seed=of.seed, device=of.device)],
+    "attentive probe": lambda of: attentive_probe(of.images, of.train, of.test, seed=of.seed),
+    "few-shot": lambda of: few_shot(of.train, of.test, seed=of.seed),
+    "retrieval": lambda of: retrieval(of.train, of.test),
+    "clusters": lambda of: clusters(of.test, seed=of.seed),
+    "view retrieval": lambda of: view_retrieval(of.test, of.scored),
+    "geometry": lambda of: geometry(of.test, of.scored),
+}
+"""What takes metrics together or, for a reason given under its title, not at all."""
+MISSING: Final[Mapping[str, Callable[[Inputs], dict[str, str]]]] = {
+    "kNN": lambda of: large_ks(of.train)
+}
+"""What is not among the metrics that are taken, and why."""
+GEOMETRY: Final = ("view retrieval", "geometry")  # For which a second view is encoded
+PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = {
+    "quick": ("kNN top-1", "linear probe", "clusters", *GEOMETRY),
+    "knn": ("kNN",),
+    "linear": ("linear probe",),
+    "attentive": ("attentive probe",),
+    "fewshot": ("few-shot",),
+    "retrieval": ("retrieval",),
     "labelfree": GEOMETRY,
 }
 """The metrics of each of `nearkin.choices.Protocol`, but for `full`."""
 
 
-def chosen(protocol: Sequence[Protocol]) -> tuple[Entry, ...]:
-    """Return the entries of protocols by name, each once; `full` is all.
+def chosen(protocol: Sequence[Protocol]) -> tuple[str, ...]:
+    """Return the metrics of protocols by name, each once; `full` is all.
 
     Raises:
         UsageError: If there is no such protocol.
 
-    >>> [entry.title for entry in chosen(["linear", "retrieval"])]
-    ['linear probe', 'retrieval']
+    >>> chosen(["linear", "retrieval"])
+    ('linear probe', 'retrieval')
     """
     names = check_value("protocol", protocol, Sequence[Protocol])
-    taken = ENTRIES if FULL in names else names
-    entries = [entry for name in taken for entry in ENTRIES[name]]
-    return tuple(dict.fromkeys(entries))
+    taken = PROTOCOLS if FULL in names else names
+    return tuple(dict.fromkeys(title for name in taken for title in PROTOCOLS[name]))

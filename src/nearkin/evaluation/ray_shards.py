@@ -57,11 +57,8 @@ def compute_on_ray(
 ) -> Iterator[tuple[str, int]]:
     """Make shards on the cluster at RAY_ADDRESS, or on one that is started on this machine.
 
-    Args:
-        opener: Opens the folder of shards, the encoder and the images, on any node.
-        numbers: Of the shards.
-        device: Where to compute, as `choose_device` takes it.
-        workers: Processes that decode images for an actor; None for as many as it has CPUs.
+    `opener` opens the folder of shards, the encoder and the images, on any node. `workers` decode
+    images for an actor; None for as many as it has CPUs.
 
     Yields:
         After each shard, its name and how many images it has.

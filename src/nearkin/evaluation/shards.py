@@ -10,13 +10,12 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from jaxtyping import Int
 from typing_extensions import override
 
 from nearkin.data.images import Images
 from nearkin.encoders.inference import Inference, Precision
 from nearkin.errors import DataError, OutputError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, embed_images
+from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.vectors import ROOM, read_footer, write_parquet
 from nearkin.files import PARTIAL, replace_text, usable, whole, writing
 from nearkin.pace import ProgressCallback, count, ignore_progress, under
@@ -100,14 +99,9 @@ class ShardFolder:
         return cls(path, note)
 
     @classmethod
-    def shard_size(cls, path: Path) -> int:
-        """The images of a shard that a folder was begun with, or the usual number."""
-        return cls.open(path).note.shard if (path / NOTE).exists() else SHARD
-
-    @classmethod
-    def precision(cls, path: Path) -> Precision | Auto:
-        """The precision that a folder was begun with; `auto` if it is new."""
-        return cls.open(path).note.precision if (path / NOTE).exists() else "auto"
+    def noted(cls, path: Path) -> Note | None:
+        """What a folder was begun with; None if it is new."""
+        return cls.open(path).note if (path / NOTE).exists() else None
 
     @classmethod
     def claim(cls, path: Path, note: Note) -> "ShardFolder":
@@ -144,11 +138,6 @@ class ShardFolder:
         numbers = range(self.note.num_shards)
         return tuple(self.path / f"shard-{number:06}.parquet" for number in numbers)
 
-    def _rows(self, number: int) -> Int[np.ndarray, " rows"]:
-        """The images of a shard."""
-        start = number * self.note.shard
-        return np.arange(start, min(self.note.images, start + self.note.shard))
-
     def missing(self) -> list[int]:
         """The shards that are not there yet."""
         there = set(self.path.glob("shard-*.parquet"))
@@ -181,10 +170,12 @@ class ShardFolder:
             if self.files[number].exists():
                 yield name, read_footer(self.files[number])[0]
                 continue
+            start = number * self.note.shard
+            rows = np.arange(start, min(self.note.images, start + self.note.shard))
             with resource_errors():
-                embeddings = embed_images(
+                embeddings = encode_images(
                     by,
-                    images.subset(self._rows(number)),
+                    images.subset(rows),
                     workers=workers,
                     on_progress=under(name, on_progress),
                     allow_none=True,

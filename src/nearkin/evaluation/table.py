@@ -1,7 +1,7 @@
 """Features on disk that may be more than memory holds: read and searched block by block."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,18 +10,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nearkin.data.images import Images
+from nearkin.data.labels import grouped, numbered
 from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.shards import NOTE, ShardFolder
-from nearkin.evaluation.vectors import (
-    AGAIN,
-    BLOCK_SIZE,
-    COLUMNS,
-    ENCODER,
-    REMOVED,
-    SUFFIX,
-    unit_vectors,
-)
+from nearkin.evaluation.vectors import AGAIN, BLOCK_SIZE, COLUMNS, ENCODER, REMOVED, SUFFIX
 from nearkin.files import sha256, usable
+from nearkin.objectives import unit
+from nearkin.text import as_text
 
 Read = TypeVar("Read")
 
@@ -110,13 +107,8 @@ class EmbeddingTable:
 
         Empty where it says nothing, as a table of another program on the split.
         """
-
-        def cells(batch: Any) -> list[str]:
-            absent = column not in batch.schema.names
-            return [""] * len(batch) if absent else _cells(batch, column).to_pylist()
-
-        pieces = self._read(dict.fromkeys(("path", column)), rows, cells)
-        return [cell for piece in pieces for cell in piece]
+        pieces = self._read(("path", column), rows, lambda batch: _cells(batch, column))
+        return [cell for piece in pieces for cell in piece.to_pylist()]
 
     def codes(self, column: str) -> tuple[list[str], Int[np.ndarray, " rows"]]:
         """Return the distinct texts of a column, such as label, and which of them each row has.
@@ -126,15 +118,28 @@ class EmbeddingTable:
         number, pieces = dict[str, int](), [np.zeros(0, np.int32)]
 
         def coded(batch: Any) -> Int[np.ndarray, " rows"]:
-            if column not in batch.schema.names:
-                return np.full(len(batch), number.setdefault("", len(number)), np.int32)
             encoded = _cells(batch, column).dictionary_encode()
             names = encoded.dictionary.to_pylist()
             own = [number.setdefault(name, len(number)) for name in names]
             return np.asarray(np.array(own, np.int32)[encoded.indices.to_numpy()])
 
-        pieces += self._read(dict.fromkeys(("path", column)), None, coded)
+        pieces += self._read(("path", column), None, coded)
         return list(number), np.concatenate(pieces)
+
+    def read(self) -> Embeddings:
+        """Read the whole of the table, with vectors of length one."""
+        vectors = self.gather()
+        paths, splits, labels, groups = map(self.texts, ("path", "split", "label", "group"))
+        classes, numbers = numbered(labels)
+        return Embeddings(
+            vectors.numpy(),
+            numbers,
+            groups=grouped(groups) if any(groups) else None,
+            rows=np.arange(len(paths)),
+            paths=paths,
+            classes=classes,
+            splits=np.array(splits, np.str_),
+        )
 
     def nearest(
         self,
@@ -144,14 +149,9 @@ class EmbeddingTable:
     ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
         """Return the `k` rows most similar to each unit query, and the cosines, largest first.
 
-        Equal cosines are in the order of the table. A product of matrices rounds by their shapes,
-        so that equal rows of two blocks, or at the edge of one, come out unequal. Those of float64
-        are equal once they are rounded to float32.
-
-        Args:
-            queries: Unit vectors.
-            k: How many; fewer where there are fewer.
-            rows: Compare only these ascending rows.
+        Only these ascending `rows` are compared. Equal cosines are in the order of the table. A
+        product of matrices rounds by their shapes, so that equal rows of two blocks, or at the
+        edge of one, come out unequal. Those of float64 are equal once they are rounded to float32.
 
         Raises:
             CheckpointError: If the vectors have another dimension.
@@ -214,8 +214,58 @@ def _noted(file: Path, *names: str) -> list[str]:
         return [str(noted.get(name.encode(), b""), "utf-8") for name in names]
 
 
+def read_embeddings(path: Path, images: Images) -> Embeddings:
+    """Read a run's embeddings: those of the given images, in their order, normalized.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+        DataError: If it has none of the images.
+    """
+    stored = open_table(path).read()
+    position = {as_text(name): row for row, name in enumerate(images.names)}
+    rows = np.array([position.get(name, -1) for name in stored.paths], np.int64)
+    order = np.argsort(rows, kind="stable")
+    order = order[rows[order] >= 0]
+    if not len(order):
+        raise DataError(
+            f"none of the {len(stored)} images of {path} is among these {len(images)}; "
+            "give the images of the run"
+        )
+    return replace(stored, rows=rows).subset(order)
+
+
+def unit_vectors(batch: Any) -> Float[Tensor, "rows dim"]:
+    """Return the unit vectors of a batch; ValueError if it is of no such table."""
+    from pyarrow import compute, types
+
+    if absent := [name for name in COLUMNS if name not in batch.schema.names]:
+        raise ValueError(f"it has no column {absent[0]}")
+    for name in ("path", "label"):
+        kind = batch[name].type
+        if not (types.is_string(kind) or types.is_large_string(kind)):
+            raise ValueError(f"its column {name} is of type {kind}")
+    vectors = batch["vector"]
+    lists = types.is_fixed_size_list, types.is_list, types.is_large_list
+    is_list = any(each(vectors.type) for each in lists)
+    if not is_list or not types.is_floating(vectors.type.value_type):
+        raise ValueError(f"its column vector is of type {vectors.type}")
+    flat = compute.list_flatten(vectors)
+    lengths = np.unique(compute.list_value_length(vectors).to_numpy(zero_copy_only=False))
+    if vectors.null_count or flat.null_count or len(lengths) != 1:
+        raise ValueError("its vectors are not all there, or not all of one length")
+    numbers = np.array(flat.to_numpy(zero_copy_only=False), np.float32)
+    features = torch.from_numpy(numbers.reshape(len(vectors), int(lengths[0])))
+    if not features.isfinite().all():
+        raise ValueError("some of its numbers are not finite")
+    return unit(features)
+
+
 def _cells(batch: Any, column: str) -> Any:
-    """Return the cells of a column as text; other programs write groups as numbers."""
+    """Return the cells of a column as text; other programs write groups as numbers, or none."""
+    import pyarrow
+
+    if column not in batch.schema.names:
+        return pyarrow.array([""] * len(batch))
     return batch[column].cast("string").fill_null("")
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Bool
 
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import KNN, knn_refits
@@ -25,9 +24,8 @@ Tables = Mapping[str, tuple[Embeddings, Embeddings]]
 Metrics = Mapping[str, Sequence[Metric]]
 """What was measured of each table."""
 
-PROBE: Final = "linear probe"
 WITHOUT_LABELS: Final = "view retrieval"  # The metric that can tell of harm where there are none
-COMPARED: Final = (KNN, PROBE, WITHOUT_LABELS)
+COMPARED: Final = (KNN, "linear probe", WITHOUT_LABELS)
 MATTERS: Final = 0.01  # The smallest difference that counts, however clear it is: a convention
 SAYS: Final[Mapping[Verdict, str]] = {
     "helped": "helped",
@@ -54,41 +52,36 @@ def differences(tables: Tables, metrics: Metrics) -> dict[str, tuple[Difference,
     Raises:
         DataError: If two were not scored on the same images.
     """
+    shares = {
+        table: {metric.name: metric for metric in column if metric.outcome is not None}
+        for table, column in metrics.items()
+    }
     first, *others = metrics
     refits = {
-        name: knn_refits(*tables[name]) for name in metrics if others and _of(metrics, name, KNN)
+        table: knn_refits(*tables[table]).astype(np.float64)
+        for table, of in shares.items()
+        if others and KNN in of
     }
-    compared = dict[str, tuple[Difference, ...]]()
-    for other in others:
-        found = []
-        for name in COMPARED:
-            one, two = _of(metrics, first, name), _of(metrics, other, name)
-            if one and two:
-                variance = 0.0
-                if name == KNN:
-                    banks = [len(tables[table][0]) for table in (first, other)]
-                    variance = _bank_variance(refits[first], refits[other], *banks)
-                found.append(difference(one, two, variance))
-        compared[other] = tuple(found)
-    return compared
 
+    def bank_variance(other: str) -> float:
+        """Variance of a difference of kNN from which training images happen to be there."""
+        if len(tables[first][0]) == len(tables[other][0]):
+            return jackknife(refits[first] - refits[other])
+        # One bank is a part of the other, as of raw pixels; they are taken as independent.
+        return jackknife(refits[first]) + jackknife(refits[other])
 
-def _bank_variance(
-    new: Bool[np.ndarray, "folds n"], old: Bool[np.ndarray, "folds n"], num_new: int, num_old: int
-) -> float:
-    """Variance of a difference of kNN from which training images happen to be there.
-
-    Where one bank is a part of the other, as of raw pixels, both are taken as independent.
-    """
-    first, second = new.astype(np.float64), old.astype(np.float64)
-    if num_new == num_old:
-        return jackknife(first - second)
-    return jackknife(first) + jackknife(second)
-
-
-def _of(metrics: Metrics, table: str, name: str) -> Metric | None:
-    """Return a metric of a table that is a share of right images, if it has it."""
-    return next((m for m in metrics[table] if m.name == name and m.outcome is not None), None)
+    return {
+        other: tuple(
+            difference(
+                shares[first][name],
+                shares[other][name],
+                bank_variance(other) if name == KNN else 0.0,
+            )
+            for name in COMPARED
+            if name in shares[first] and name in shares[other]
+        )
+        for other in others
+    }
 
 
 def has_collapsed(metrics: Metrics) -> bool:

@@ -15,7 +15,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import NEIGHBORS, coordinates, landmark_rows
-from nearkin.evaluation.vectors import read_embeddings
+from nearkin.evaluation.table import read_embeddings
 from nearkin.files import creating, whole
 from nearkin.metrics.neighbors import nearest
 from nearkin.run.edits import class_names

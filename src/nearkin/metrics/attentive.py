@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,12 +23,10 @@ START: Final = 0.01  # Standard deviation of the first attention: nearly all tok
 PIECE: Final = 512  # Images pooled at once
 
 
-class Fitted(NamedTuple):
-    """What is fitted: the attention, and the logistic regression on top of it."""
-
-    attention: Float[Tensor, "dim heads"]
-    weight: Float[Tensor, "pooled classes"]
-    bias: Float[Tensor, " classes"]
+Fitted = tuple[
+    Float[Tensor, "dim heads"], Float[Tensor, "pooled classes"], Float[Tensor, " classes"]
+]
+"""The attention, and weights and biases of the logistic regression on top of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +37,13 @@ class AttentiveProbe:
     weight: Float[Tensor, "pooled classes"]
     bias: Float[Tensor, " classes"]
     classes: Int[np.ndarray, " classes"]
-    strength: float  # The chosen `C`: the inverse of the regularization
 
     @torch.no_grad()
-    def logits(self, tokens: Float[Tensor, "n _ dim"]) -> Float[Tensor, "n classes"]:
-        """Return the logits of the classes."""
-        pooled = torch.cat([self.pooling(piece.float()) for piece in tokens.split(PIECE)])
-        return pooled @ self.weight + self.bias
-
     def predict(self, tokens: Float[Tensor, "n _ dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each image."""
-        return np.asarray(self.classes[self.logits(tokens).argmax(dim=1).cpu().numpy()])
+        pooled = torch.cat([self.pooling(piece.float()) for piece in tokens.split(PIECE)])
+        likely = (pooled @ self.weight + self.bias).argmax(dim=1)
+        return np.asarray(self.classes[likely.cpu().numpy()])
 
 
 def train_attentive_probe(
@@ -58,20 +52,12 @@ def train_attentive_probe(
     *,
     seed: int,
     groups: Int[np.ndarray, " n"] | None = None,
-    heads: int = HEADS,
 ) -> tuple[AttentiveProbe, Validated]:
     """Choose the regularization on held-out ones of these images, then fit all of them.
 
     Minimizes the mean cross-entropy plus the squared weights and attention over `2 C n` by L-BFGS
     on all images at once, from an attention that is nearly that of an average. With no attention
     it is the linear probe on mean tokens. Images without a label are left out.
-
-    Args:
-        tokens: What `TokenFeatures` gives of training images.
-        labels: Their classes.
-        seed: Decides which images are held out, and the first attention.
-        groups: Images of one group are held out together or not at all.
-        heads: Number of queries.
 
     Returns:
         The probe, and what was predicted of images while they were held out.
@@ -88,7 +74,7 @@ def train_attentive_probe(
     std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)
     x, y = (x - mean) / std, torch.from_numpy(target).to(x.device)
     with seeded(seed, torch.device("cpu")):
-        start = (torch.randn(x.shape[2], heads) * START).to(x.device)
+        start = (torch.randn(x.shape[2], HEADS) * START).to(x.device)
 
     def fit(rows: Tensor, strengths: Sequence[float]) -> list[Fitted]:
         return _fit_path(x[rows], y[rows], start, len(classes), strengths)
@@ -100,11 +86,10 @@ def train_attentive_probe(
     folds = choice_folds(target, rows if groups is None else groups[rows], seed)
     validated = validate(fit, logits, target, len(classes), folds, STRENGTHS)
     # As far along the path as when the choice was made: each fit starts where the last ended.
-    path = STRENGTHS[: STRENGTHS.index(validated.strength) + 1]
+    path = STRENGTHS[: STRENGTHS.index(validated.choice.strength) + 1]
     attention, weight, bias = fit(torch.arange(len(x)), path)[-1]
     pooling = AttentivePooling(mean, std, attention).requires_grad_(False)
-    probe = AttentiveProbe(pooling, weight, bias, classes, validated.strength)
-    return probe, validated.at(rows)
+    return AttentiveProbe(pooling, weight, bias, classes), validated.at(rows)
 
 
 def _fit_path(
@@ -131,5 +116,5 @@ def _fit_path(
             return loss.detach()
 
         minimize(objective, parameters, STEPS)
-        fits.append(Fitted(*(each.detach().clone() for each in parameters)))
+        fits.append((attention.detach().clone(), weight.detach().clone(), bias.detach().clone()))
     return fits

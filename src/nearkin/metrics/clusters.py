@@ -1,11 +1,10 @@
 """Clusters against classes: matched one to one (Hungarian algorithm), and as two labelings."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from nearkin.metrics.intervals import Groups, Interval, quantile
 
@@ -13,6 +12,8 @@ RESAMPLES: Final = 200  # Draws of a bootstrap
 UNSEEN: Final = 3  # Images that may be elsewhere where none was seen to be: the rule of three
 
 Labels = Int[np.ndarray, " n"]
+Table = Any
+"""How many images each class and each cluster share: a sparse array of scipy, a row per class."""
 
 
 # One to one
@@ -46,11 +47,11 @@ def match(
     """
     from scipy.optimize import linear_sum_assignment
 
-    pairs = _Pairs.of(labels, clusters)
-    table = pairs.table(np.bincount(pairs.cell, weight, minlength=len(pairs.row)))
-    rows, columns = linear_sum_assignment(table.toarray(), maximize=True)
-    classes, names = pairs.classes[rows].tolist(), pairs.clusters[columns].tolist()
-    return dict(zip(names, classes, strict=True))
+    rows, columns = linear_sum_assignment(
+        contingency(labels, clusters, weight).toarray(), maximize=True
+    )
+    classes, names = np.unique(labels)[rows], np.unique(clusters)[columns]
+    return dict(zip(names.tolist(), classes.tolist(), strict=True))
 
 
 def right(labels: Labels, clusters: Labels, mapping: Mapping[int, int]) -> Bool[np.ndarray, " n"]:
@@ -68,30 +69,36 @@ def right(labels: Labels, clusters: Labels, mapping: Mapping[int, int]) -> Bool[
 # As two labelings
 
 
-class Contingency(NamedTuple):
-    """How many images each class and each cluster share, and how many each has."""
+def contingency(
+    labels: Labels, clusters: Labels, weight: Int[np.ndarray, " n"] | None = None
+) -> Table:
+    """Return the contingency table of two labelings; the `weight` of an image is 1 by default."""
+    from scipy.sparse import csr_array
 
-    joint: Float[np.ndarray, " cells"]
-    of_class: Float[np.ndarray, " classes"]
-    of_cluster: Float[np.ndarray, " clusters"]
-
-
-def contingency(labels: Labels, clusters: Labels) -> Contingency:
-    """Return the contingency table of two labelings."""
-    pairs = _Pairs.of(labels, clusters)
-    return pairs.contingency(np.bincount(pairs.cell), pairs.row, pairs.column)
+    classes, row = np.unique(labels, return_inverse=True)
+    names, column = np.unique(clusters, return_inverse=True)
+    weight = np.ones(len(row), np.int64) if weight is None else weight
+    return csr_array((weight, (row, column)), shape=(len(classes), len(names)))
 
 
-def normalized_mutual_information(table: Contingency) -> float:
+def _counts(table: Table) -> tuple[Int[np.ndarray, " _"], ...]:
+    """Return the images of each cell, of each class, and of each cluster."""
+    return table.data, table.sum(axis=1), table.sum(axis=0)
+
+
+def normalized_mutual_information(table: Table) -> float:
     """Mutual information of a contingency table over the mean of both entropies, from 0 to 1."""
-    joint, of_class, of_cluster = (_entropy(counts / table.joint.sum()) for counts in table)
+    from scipy.special import entr
+
+    n = table.data.sum()
+    joint, of_class, of_cluster = (float(entr(each / n).sum()) for each in _counts(table))
     both = of_class + of_cluster
     return max(0.0, 2 * (both - joint) / both) if both > 0 else 1.0
 
 
-def adjusted_rand_index(table: Contingency) -> float:
+def adjusted_rand_index(table: Table) -> float:
     """Adjusted Rand index of a contingency table (Hubert & Arabie 1985), from -.5 to 1."""
-    counts = (*table, table.joint.sum())
+    counts = (*_counts(table), table.data.sum())
     together, of_class, of_cluster, pairs = (float((x * (x - 1.0)).sum()) for x in counts)
     if of_class == of_cluster == together:
         return 1.0
@@ -99,7 +106,7 @@ def adjusted_rand_index(table: Contingency) -> float:
     return (together - expected) / ((of_class + of_cluster) / 2 - expected)
 
 
-LOWEST: Final[Mapping[Callable[[Contingency], float], float]] = {
+LOWEST: Final[Mapping[Callable[[Table], float], float]] = {
     normalized_mutual_information: 0.0,
     adjusted_rand_index: -0.5,
 }
@@ -107,7 +114,7 @@ LOWEST: Final[Mapping[Callable[[Contingency], float], float]] = {
 
 
 def agreement(
-    statistic: Callable[[Contingency], float],
+    statistic: Callable[[Table], float],
     labels: Labels,
     clusters: Labels,
     groups: Groups = None,
@@ -121,77 +128,34 @@ def agreement(
     three images of a draw go to another one's cluster, so that few that agree are not certain.
     Quantiles of the draws are not used: repeated images raise both statistics.
     """
-    pairs, generator = _Pairs.of(labels, clusters), np.random.default_rng(seed)
-    value, n = statistic(contingency(labels, clusters)), len(labels)
-    count = np.bincount(pairs.cell)
+    table, generator = contingency(labels, clusters), np.random.default_rng(seed)
+    value, n = statistic(table), len(labels)
     if groups is None or len(np.unique(groups)) == n:
-        drawn = (generator.multinomial(n, count / n) for _ in range(RESAMPLES))
+        drawn = (generator.multinomial(n, table.data / n) for _ in range(RESAMPLES))
     else:
-        of_group = _Pairs.of(groups, pairs.cell)
-        each = of_group.table(np.bincount(of_group.cell))
+        pairs = np.stack([labels, clusters])
+        cell = np.unique(pairs, axis=1, return_inverse=True)[1].ravel()  # in the order of the data
+        each = contingency(groups, cell)
         even = np.full(each.shape[0], 1 / each.shape[0])
         drawn = (generator.multinomial(len(even), even) @ each for _ in range(RESAMPLES))
-    draws = [statistic(pairs.shuffled(each, count, generator)) for each in drawn]
+    draws = [statistic(_shuffled(table, count, generator)) for count in drawn]
     half = quantile(groups) * float(np.std(draws, ddof=1))
     return value, Interval(max(LOWEST[statistic], value - half), min(1.0, value + half), None)
 
 
-@dataclass(frozen=True, eq=False)
-class _Pairs:
-    """The pairs of class and cluster that images have, the cells of a contingency table."""
+def _shuffled(
+    table: Table, count: Int[np.ndarray, " cells"], generator: np.random.Generator
+) -> Table:
+    """Return the table of so many of each cell, a few of which go to another one's cluster."""
+    from scipy.sparse import csr_array
 
-    classes: Int[np.ndarray, " classes"]
-    clusters: Int[np.ndarray, " clusters"]
-    row: Int[np.ndarray, " cells"]  # Of each cell, in `classes`
-    column: Int[np.ndarray, " cells"]  # Of each cell, in `clusters`
-    cell: Int[np.ndarray, " images"]  # Of each image
-
-    @classmethod
-    def of(cls, labels: Labels, clusters: Labels) -> "_Pairs":
-        classes, row = np.unique(labels, return_inverse=True)
-        names, column = np.unique(clusters, return_inverse=True)
-        cells, cell = np.unique(row * max(len(names), 1) + column, return_inverse=True)
-        return cls(classes, names, *np.divmod(cells, max(len(names), 1)), cell)
-
-    def table(self, count: Int[np.ndarray, " cells"] | Float[np.ndarray, " cells"]) -> Any:
-        """Return a sparse array of scipy, of so many images of each cell."""
-        from scipy.sparse import coo_array
-
-        shape = len(self.classes), len(self.clusters)
-        return coo_array((count, (self.row, self.column)), shape=shape).tocsr()
-
-    def shuffled(
-        self,
-        count: Int[np.ndarray, " cells"],
-        all_images: Int[np.ndarray, " cells"],
-        generator: np.random.Generator,
-    ) -> Contingency:
-        """Return the table of so many of each cell, some of which go to another one's cluster."""
-        total = int(count.sum())
-        moved = generator.choice(total, min(generator.poisson(UNSEEN), total), replace=False)
-        left = np.searchsorted(count.cumsum(), moved, side="right")
-        entered = generator.choice(len(self.column), len(left), p=all_images / all_images.sum())
-        one = np.ones(len(left), np.int64)
-        return self.contingency(
-            np.concatenate([count, -one, one]),
-            np.concatenate([self.row, self.row[left], self.row[left]]),
-            np.concatenate([self.column, self.column[left], self.column[entered]]),
-        )
-
-    def contingency(
-        self,
-        count: Int[np.ndarray, " parts"],
-        row: Int[np.ndarray, " parts"],
-        column: Int[np.ndarray, " parts"],
-    ) -> Contingency:
-        """Return the table of counts of cells, of which one may be listed in several parts."""
-        width = max(len(self.clusters), 1)
-        cells, cell = np.unique(row * width + column, return_inverse=True)
-        joint = np.bincount(cell, count)
-        return Contingency(joint, *(np.bincount(x, joint) for x in np.divmod(cells, width)))
-
-
-def _entropy(shares: Float[np.ndarray, "*counts"]) -> float:
-    from scipy.special import entr
-
-    return float(entr(shares).sum())
+    (row, column), total = table.nonzero(), int(count.sum())
+    moved = generator.choice(total, min(generator.poisson(UNSEEN), total), replace=False)
+    left = np.searchsorted(count.cumsum(), moved, side="right")
+    entered = generator.choice(len(column), len(left), p=table.data / table.data.sum())
+    one = np.ones(len(left), np.int64)
+    cells = (
+        np.concatenate([row, row[left], row[left]]),
+        np.concatenate([column, column[left], column[entered]]),
+    )
+    return csr_array((np.concatenate([count, -one, one]), cells), shape=table.shape)

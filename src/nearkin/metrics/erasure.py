@@ -46,11 +46,7 @@ def leace(
 
     Both covariances are those within classes: what a concept shares with classes, as a camera
     that has taken one of them, is not removed with it. In a single class this is the paper's.
-
-    Args:
-        features: Of the images that it is learned from.
-        concept: The values of the column, a one in that of the image and zeros elsewhere.
-        classes: The class of each image.
+    `concept` has a column of zeros and ones for each value.
     """
     from sklearn.covariance import ledoit_wolf_shrinkage
 

@@ -32,32 +32,23 @@ def centered(
     return unit(features.float() - mean)
 
 
-def nearest_class_mean(
+def predict_few_shot(
     x: Float[Tensor, "n dim"],
     y: Int[Tensor, " n"],
     num_classes: int,
     queries: Float[Tensor, "queries dim"],
-) -> Int[Tensor, " queries"]:
-    """Predict the class whose mean is nearest, by Euclidean distance; of equals, the first.
+) -> dict[str, Int[Tensor, " queries"]]:
+    """Predict classes of unit vectors by the nearest class mean, and by a logistic regression.
 
-    Wang et al. SimpleShot: revisiting nearest-neighbor classification for few-shot learning.
-    2019, arXiv:1911.04623, section 3; Snell et al. 2017.
+    - `class mean`, by Euclidean distance; of equals, the first (Wang et al. SimpleShot: revisiting
+      nearest-neighbor classification for few-shot learning. 2019, arXiv:1911.04623, section 3).
+    - `logistic`, multinomial with `C` 1 (Tian et al. Rethinking few-shot image classification: a
+      good embedding is all you need? ECCV 2020, arXiv:2003.11539).
     """
     sums = x.new_zeros(num_classes, x.shape[1]).index_add_(0, y, x)
     means = sums / y.bincount(minlength=num_classes).clamp(min=1)[:, None]
-    return torch.cdist(queries, means).argmin(dim=1)
-
-
-def logistic_regression(
-    x: Float[Tensor, "n dim"],
-    y: Int[Tensor, " n"],
-    num_classes: int,
-    queries: Float[Tensor, "queries dim"],
-) -> Int[Tensor, " queries"]:
-    """Predict by a multinomial logistic regression with `C` 1.
-
-    On unit features, as in Tian et al. Rethinking few-shot image classification: a good embedding
-    is all you need? ECCV 2020, arXiv:2003.11539.
-    """
     weight, bias, _ = fit_path(x, y, num_classes, (STRENGTH,))[-1]
-    return (queries @ weight + bias).argmax(dim=1)
+    return {
+        "class mean": torch.cdist(queries, means).argmin(dim=1),
+        "logistic": (queries @ weight + bias).argmax(dim=1),
+    }

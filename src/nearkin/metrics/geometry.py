@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nearkin.metrics.neighbors import held_at_once
 from nearkin.objectives import unit
+from nearkin.objectives.fused import blocks
 
 
 def alignment(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
@@ -28,17 +29,15 @@ def uniformity(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     >>> uniformity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))  # one pair, at distance 2
     tensor(-8.)
     """
-    z, n, start = unit(features), len(features), 0
+    z, n = unit(features), len(features)
     if n < 2:
         return z.new_zeros(())
     length = z.square().sum(dim=1)  # 1, or 0 for a row of zeros
     total = []
-    rows = max(1, held_at_once(z.device) // n)
-    for chunk, own in zip(*(x.split(rows) for x in (z, length)), strict=True):
-        distance = (own[:, None] + length - 2 * chunk @ z.T).clamp(min=0)
-        distance.diagonal(offset=start).fill_(torch.inf)
+    for x in blocks(n, max(1, held_at_once(z.device) // n)):
+        distance = (length[x, None] + length - 2 * z[x] @ z.T).clamp(min=0)
+        distance.diagonal(offset=x.start).fill_(torch.inf)
         total.append(torch.logsumexp(-2 * distance.flatten(), dim=0))
-        start += len(chunk)
     return torch.logsumexp(torch.stack(total), dim=0) - math.log(n * (n - 1))
 
 

@@ -36,12 +36,8 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     one-sided interval by the binomial law, a modification of Brown, Cai & DasGupta (Interval
     estimation for a binomial proportion. Statistical Science 2001, section 4.1.1).
 
-    Args:
-        share: The proportion that was seen.
-        n: The number of images; an effective number may be a fraction, unlike one of scipy's.
-
-    Returns:
-        Its two ends, within [0, 1]; all of [0, 1] if nothing was counted.
+    The number `n` of images may be a fraction, unlike one of scipy's. The ends are within [0, 1];
+    they are all of it if nothing was counted.
 
     >>> "{:.4f} {:.4f}".format(*wilson(0.8, 10.0))
     '0.4902 0.9632'
@@ -112,7 +108,8 @@ def balanced_interval(
     effect = math.inf
     if groups is not None and independent:
         effect = max(1.0, _grouped_variance(correct, recall, member, groups) / independent)
-    clustered = effective_number(effect, groups, _rarer(correct)) / len(correct)
+    rarer = correct != (2 * np.count_nonzero(correct) >= len(correct))
+    clustered = effective_number(effect, groups, rarer) / len(correct)
     effective = n * clustered * _binomial_ratio(value, independent * n, n)
     return value, Interval(*wilson(value, effective), effective)
 
@@ -173,17 +170,13 @@ def effective_number(effect: float, groups: Groups, telling: Bool[np.ndarray, " 
     Their number over the design effect, and less where few groups tell of their variance: the
     normal law is replaced by Student's (Korn & Graubard. Confidence intervals for proportions with
     small expected number of positive counts estimated from survey data. Survey Methodology 1998).
-    No less than if the images of each group were all alike.
-
-    Args:
-        effect: How many times the variance is that of independent images; infinite if unknown.
-        groups: The group of each image.
-        telling: The images that the variance is known from, such as those of the rarer outcome.
+    No less than if the images of each group were all alike. `effect` is the design effect,
+    infinite if unknown, and `telling` the images that the variance is known from.
     """
     n = len(telling)
     if groups is None or not n:
         return float(n)
-    fewest = _alike(np.unique(groups, return_counts=True)[1])
+    fewest = _alike(groups)
     if fewest == n:
         return float(n)
     if effect == math.inf:
@@ -194,15 +187,14 @@ def effective_number(effect: float, groups: Groups, telling: Bool[np.ndarray, " 
 
 def quantile(groups: Groups) -> float:
     """Return how many standard errors an interval has on either side: Student's of few groups."""
-    if groups is None:
+    if groups is None or _alike(groups) == len(groups):
         return Z
-    _, sizes = np.unique(groups, return_counts=True)
-    independent = bool((sizes == 1).all())
-    return Z if independent else _quantile(_alike(sizes) - 1)
+    return _quantile(_alike(groups) - 1)
 
 
-def _alike(sizes: Int[np.ndarray, " groups"]) -> float:
-    """Return the effective number of images of groups whose images are all alike."""
+def _alike(groups: Int[np.ndarray, " n"]) -> float:
+    """Return the effective number of images if those of a group are all alike."""
+    sizes = np.unique(groups, return_counts=True)[1]
     return float(sizes.sum()) ** 2 / float(np.square(sizes, dtype=np.float64).sum())
 
 
@@ -232,12 +224,6 @@ def design_effect(values: Float[np.ndarray, " n"], groups: Groups) -> float:
     return max(1.0, together / alone)
 
 
-def _rarer(correct: Bool[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-    """Return the images of the rarer outcome."""
-    commoner = 2 * np.count_nonzero(correct) >= len(correct)
-    return np.asarray(correct != commoner)
-
-
 # Two encoders on the same images
 
 
@@ -251,14 +237,9 @@ def paired_interval(
 
     Images that both get right, or both get wrong, tell nothing about the difference, so it is
     known far better than from the intervals of the two accuracies: `tango`, with the effective
-    number of images (Rao & Scott 1992). A further error adds to the squared distance of an end.
-
-    Args:
-        gained: Which images only the first gets right.
-        lost: Which only the second gets right.
-        groups: The group of each image.
-        variance: Variance of the difference from what is not the sampling of these images, such
-            as that of the images that were learned from; see `jackknife`.
+    number of images (Rao & Scott 1992). `gained` are the images that only the first gets right,
+    `lost` those that only the second does. A `variance` from what is not the sampling of these
+    images, see `jackknife`, adds to the squared distance of an end.
 
     >>> gained = np.arange(30) < 18
     >>> "{:.3f} {:.3f} {:.0f}".format(*paired_interval(gained, ~gained & gained))
@@ -304,15 +285,9 @@ def tango(gained: float, lost: float, total: float) -> tuple[float, float]:
 
     It holds differences that a score test does not reject, with the nuisance parameter, the
     probability of a loss, at its maximum of the likelihood under that difference. Good also for
-    few images and where nothing differs. Counts may be fractions.
-
-    Args:
-        gained: Number of images that only the first classifier gets right.
-        lost: Number of those that only the second gets right.
-        total: Number of all images.
-
-    Returns:
-        Its two ends, within [-1, 1]; all of [-1, 1] if nothing was counted.
+    few images and where nothing differs. Counts may be fractions: of images that only the first
+    classifier gets right, that only the second does, and of all. The ends are within [-1, 1]; they
+    are all of it if nothing was counted.
 
     >>> "{:.3f} {:.3f}".format(*tango(1.0, 7.0, 21.0))
     '-0.517 -0.026'
@@ -348,11 +323,8 @@ def jackknife(values: Float[np.ndarray, "folds n"]) -> float:
     change of what was learned flips single images at random, which the sampling of images covers
     already, and which would count `folds` times. So only products of different images are summed.
 
-    Args:
-        values: Of each image, without one of equal parts of that sample in turn.
-
-    Returns:
-        The variance, at least 0; 0 for fewer than two images.
+    Values are of each image, without one of equal parts of that sample in turn. The variance is at
+    least 0, and 0 for fewer than two images.
 
     >>> jackknife(np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))  # 2/3 of the squared deviations
     1.3333333333333333

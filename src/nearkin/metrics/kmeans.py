@@ -1,6 +1,5 @@
 """K-means in which the class of some rows may be known."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,31 +41,26 @@ def compact(
     Of all rows, or of some of them by the components of all, of at most `SAMPLE` evenly spread
     ones. Features may be on disk.
     """
-    rows, reduce = np.arange(len(features)) if rows is None else rows, _reduction(features)
-    reduced = np.empty((len(rows), reduce(features[:1]).shape[1]), np.float32)
-    # Kept in pieces between the blocks, they would leave holes in memory that no block fits into.
-    for part in blocks(len(rows), max(1, BLOCK // features.shape[1])):
-        reduced[part] = reduce(features[rows[part]])
-    return reduced
-
-
-def _reduction(
-    features: Float[Tensor, "n dim"],
-) -> Callable[[Float[Tensor, "m dim"]], Float[np.ndarray, "m kept"]]:
-    """Return how to reduce rows."""
     from sklearn.decomposition import PCA
 
-    n, dim = features.shape
-    if dim <= WIDEST or n < 2:  # one row has no components
-        return lambda x: unit(x.float()).cpu().numpy()
-    sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
-    solver = "covariance_eigh" if len(sample) >= dim else "full"
-    pca = PCA(min(WIDEST, len(sample)), svd_solver=solver).fit(sample)
-    mean, components = (
-        torch.from_numpy(x).to(features.device) for x in (pca.mean_, pca.components_.T)
-    )
-    # Centered first, unlike by `transform`: equal rows stay equal, however products are rounded.
-    return lambda x: ((unit(x.float()) - mean) @ components).cpu().numpy()
+    rows = np.arange(len(features)) if rows is None else rows
+    (n, dim), mean, components = features.shape, None, None
+    if dim > WIDEST and n > 1:  # one row has no components
+        sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
+        solver = "covariance_eigh" if len(sample) >= dim else "full"
+        pca = PCA(min(WIDEST, len(sample)), svd_solver=solver).fit(sample)
+        mean, components = (
+            torch.from_numpy(x).to(features.device) for x in (pca.mean_, pca.components_.T)
+        )
+    reduced = np.empty((len(rows), dim if components is None else components.shape[1]), np.float32)
+    # Kept in pieces between the blocks, they would leave holes in memory that no block fits into.
+    for part in blocks(len(rows), max(1, BLOCK // dim)):
+        x = unit(features[rows[part]].float())
+        if mean is not None and components is not None:
+            # Centered first, unlike by `transform`: equal rows stay equal despite rounding.
+            x = (x - mean) @ components
+        reduced[part] = x.cpu().numpy()
+    return reduced
 
 
 def constrained_kmeans(
@@ -89,14 +83,8 @@ def constrained_kmeans(
     Han et al. Learning to discover novel visual categories via deep transfer clustering. ICCV
     2019; Vaze et al. Generalized category discovery. CVPR 2022, section 3.2.
 
-    Args:
-        features: Of any scale; distances are Euclidean.
-        label: The class of each row, which is its cluster, or `UNLABELED`. Clusters of numbers
-            that no label has are free.
-        k: How many clusters, those of the labeled classes included.
-        seed: Decides where the free clusters start.
-        n_init: How often to start.
-        max_iter: Most steps of each start; it ends before when no row moves.
+    The label of a row is its cluster, or `UNLABELED`; `k` counts the clusters of the labeled
+    classes, too. Each of `n_init` starts ends after `max_iter` steps, or when no row moves.
 
     Raises:
         DataError: If there are no rows, or more classes than clusters.
@@ -104,8 +92,7 @@ def constrained_kmeans(
     classes = int(label.max(initial=UNLABELED)) + 1
     if not len(label):
         raise DataError("no rows to cluster; k-means needs at least one")
-    if k < max(classes, 1):
-        least = max(classes, 1)
+    if k < (least := max(classes, 1)):
         raise DataError(f"{k} clusters for {classes} labeled classes; ask for {least} or more")
     middle = features.mean(axis=0, dtype=np.float64)
     x = features - middle  # squares of what all rows share would drown the rest

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -23,8 +23,6 @@ Protocol = Mapping[str, Setting]
 `method` comes first, a phrase. A number of things stands under their name, as in `training images:
 1437`; other values under the name of a setting, as in `temperature: 0.07`.
 """
-
-INDEPENDENT: Final = "images taken as independent"  # Where no groups are known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,14 +109,7 @@ def share(
 ) -> Metric:
     """Return the share of images that are right, with Wilson's interval.
 
-    Args:
-        name: Of the metric.
-        correct: Whether each image is.
-        protocol: How they were found.
-        groups: The group of each image.
-        rows: Positions of these images among all test images; None for all of them.
-        chosen: What was found on the way.
-        meaning: What the number says.
+    `rows` are the positions of these images among all test images; None for all of them.
     """
     metric = mean_score(name, correct.astype(np.float64), protocol, groups=groups, meaning=meaning)
     rows = np.arange(len(correct)) if rows is None else rows
@@ -155,7 +146,7 @@ def with_interval(
     meaning: str = "",
 ) -> Metric:
     """Return a metric whose protocol names the kind of its interval, and what that leaves out."""
-    how = kind if groups is not None else f"{kind}, {INDEPENDENT}"
+    how = kind if groups is not None else f"{kind}, images taken as independent"
     low, high = min(interval.low, value), max(interval.high, value)
     whole = {**protocol, "interval": how}
     effective = interval.effective_n and round(interval.effective_n, 1)

@@ -27,13 +27,9 @@ def permutation_test(
     """Compare a statistic with what it is once images are shuffled within each class.
 
     The true order counts as one more permutation, so that the p of what means nothing is at most
-    q in at most a share q of all cases (Phipson & Smyth 2010, equation 2).
-
-    Args:
-        statistic: Of an order of the images, in which the one at place `i` takes what is known of
-            image `order[i]`; the larger, the further from chance.
-        classes: The class of each image.
-        rng: Draws the permutations.
+    q in at most a share q of all cases (Phipson & Smyth 2010, equation 2). The statistic is of an
+    order, in which the image at place `i` takes what is known of image `order[i]`; the larger, the
+    further from chance.
     """
     value = statistic(np.arange(len(classes)))
     by_class = np.argsort(classes, kind="stable")

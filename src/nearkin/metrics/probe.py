@@ -1,6 +1,6 @@
 """Multinomial logistic regression by L-BFGS on all images at once, read in blocks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -19,7 +19,6 @@ Fit = TypeVar("Fit")
 
 STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Values of `C` to choose from, the strongest regularization first; as in scikit-learn."""
-DEFAULT: Final = 1.0  # `C` where no image can be held out to choose it
 FOLDS: Final = 5
 ENOUGH: Final = 500  # Held-out images after which a choice needs no further fold
 MOST: Final = 12_000  # Images that the choice is made with, at the most
@@ -152,15 +151,9 @@ def _principal_directions(
 
 
 def minimize(objective: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int) -> bool:
-    """Minimize by L-BFGS, in place.
+    """Minimize by L-BFGS, in place; return whether it ended before the last step, at the optimum.
 
-    Args:
-        objective: Returns the loss, and leaves its gradients in those of the parameters.
-        parameters: What is changed.
-        steps: The most that are taken.
-
-    Returns:
-        Whether it ended before the last step, at the optimum.
+    `objective` returns the loss, and leaves its gradients in those of the parameters.
     """
     optimizer = torch.optim.LBFGS(
         parameters,
@@ -182,7 +175,7 @@ class Choice:
     """A regularization, and what it was chosen on."""
 
     strength: float  # `C`: the inverse of the regularization
-    images: int  # Training images that were held out for it; without any, it is the default
+    images: int  # Training images that were held out for it; without any, it is 1
 
     @property
     def is_end(self) -> bool:
@@ -212,18 +205,13 @@ class LinearProbe:
 
     def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each row."""
-        likely = [logits.argmax(dim=1) for logits in self._blocks(features)]
-        return np.asarray(self.classes[torch.cat(likely).cpu().numpy()])
-
-    def logits(self, features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
-        """Return the logits of the classes."""
-        return torch.cat(list(self._blocks(features)))
-
-    def _blocks(self, features: Float[Tensor, "n dim"]) -> Iterator[Float[Tensor, "rows classes"]]:
         x = Standardized(features, self.mean, self.std, self.basis)
         size = max(1, BLOCK // (features.shape[1] + len(self.bias)))
-        for rows in blocks(max(1, len(features)), size):  # of no features, a matrix without rows
-            yield x[rows] @ self.weight + self.bias
+        likely = [
+            (x[rows] @ self.weight + self.bias).argmax(dim=1)
+            for rows in blocks(max(1, len(features)), size)  # of no features, one without rows
+        ]
+        return np.asarray(self.classes[torch.cat(likely).cpu().numpy()])
 
     def layer(self) -> tuple[Float[Tensor, "classes dim"], Float[Tensor, " classes"]]:
         """Return weights and biases that take features as they are, not standardized."""
@@ -243,24 +231,17 @@ def train_probe(
 
     Of the strengths that predict held-out images best, the one of the least loss; see
     `choice_folds`. Of more than `MOST` images some make the choice, with those of at most
-    `MOST_CLASSES` classes: one image of each of many classes would tell nothing.
-
-    Args:
-        features: Of any scale; they may be on disk.
-        labels: The classes. Images of `UNLABELED` are left out.
-        seed: Decides which images are held out.
-        groups: Images of one group are held out together or not at all.
+    `MOST_CLASSES` classes: one image of each of many classes would tell nothing. Images of
+    `UNLABELED` are left out. Features may be of any scale, and on disk.
 
     Raises:
         DataError: If there are not two classes.
     """
     task = _Task.of(features, labels, groups, seed)
-    rows = task.drawn(seed)
-    classes, target = np.unique(task.target[rows], return_inverse=True)
-    folds = choice_folds(target, task.groups[rows], seed)
-    fit, logits = task.fitted(rows, len(classes), target)
-    validated = validate(fit, logits, target, len(classes), folds, STRENGTHS)
-    return task.probe(Choice(validated.strength, validated.choice_size))
+    few = task.drawn(seed)
+    folds = choice_folds(few.target, few.groups, seed)
+    validated = few.validated(folds, STRENGTHS)
+    return task.probe(validated.choice)
 
 
 def held_out_logits(
@@ -277,17 +258,14 @@ def held_out_logits(
     """
     task = _Task.of(features, labels, groups, seed)
     most = min(MOST, HELD // len(task.classes))
-    rows = np.sort(np.random.default_rng(seed).permutation(len(task.rows))[:most])
-    target, num = task.target[rows], len(task.classes)
-    folds = folds_of(target, task.groups[rows], seed)
-    fit, logits = task.fitted(rows, num, target)
-    validated = validate(fit, logits, target, num, folds, (choice.strength,))
-    return replace(validated, rows=task.rows[rows][validated.rows], choice_size=choice.images)
+    few = task.subset(np.sort(np.random.default_rng(seed).permutation(len(task.rows))[:most]))
+    validated = few.validated(folds_of(few.target, few.groups, seed), (choice.strength,))
+    return replace(validated.at(few.rows), choice=choice)
 
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Standardized features of the labeled images, and their classes."""
+    """Standardized features of labeled images, and their classes."""
 
     rows: Int[np.ndarray, " labeled"]  # Among all images
     classes: Int[np.ndarray, " classes"]
@@ -315,35 +293,44 @@ class _Task:
             x = replace(x, basis=_leading(x, seed))
         return cls(rows, classes, target, rows if groups is None else groups[rows], x)
 
-    def drawn(self, seed: int) -> Int[np.ndarray, " chosen"]:
-        """Return the images that make the choice."""
+    def subset(self, rows: Int[np.ndarray, " chosen"]) -> "_Task":
+        x = replace(self.x, features=self.x.features[rows])
+        return replace(
+            self, rows=self.rows[rows], target=self.target[rows], groups=self.groups[rows], x=x
+        )
+
+    def drawn(self, seed: int) -> "_Task":
+        """Return the images that make the choice, with their classes alone."""
         generator = np.random.default_rng(seed)
         classes = generator.permutation(len(self.classes))[:MOST_CLASSES]
         rows = np.flatnonzero(np.isin(self.target, classes))
-        return np.sort(generator.permutation(rows)[:MOST])
+        few = self.subset(np.sort(generator.permutation(rows)[:MOST]))
+        numbers, target = np.unique(few.target, return_inverse=True)
+        return replace(few, classes=self.classes[numbers], target=target)
 
-    def fitted(
-        self,
-        rows: Int[np.ndarray, " chosen"],
-        num_classes: int,
-        target: Int[np.ndarray, " chosen"],
-    ) -> tuple[Callable[..., list[LinearFit]], Callable[..., Tensor]]:
-        """Return how to fit some of these images, and how to predict others."""
-        x, y = self.x[rows], torch.from_numpy(target).to(self.x.mean.device)
+    def validated(
+        self, folds: Int[np.ndarray, " labeled"], strengths: Sequence[float]
+    ) -> "Validated":
+        """Predict images by fits without them; rows are among these."""
+        x, y, num = self.x[:], self.y, len(self.classes)
 
         def fit(some: Tensor, strengths: Sequence[float]) -> list[LinearFit]:
-            return fit_path(x[some], y[some], num_classes, strengths, CHOICE_STEPS)
+            return fit_path(x[some], y[some], num, strengths, CHOICE_STEPS)
 
         def logits(fitted: LinearFit, some: Tensor) -> Tensor:
             return x[some] @ fitted.weight + fitted.bias
 
-        return fit, logits
+        return validate(fit, logits, self.target, num, folds, strengths)
+
+    @property
+    def y(self) -> Int[Tensor, " labeled"]:
+        return torch.from_numpy(self.target).to(self.x.mean.device)
 
     def probe(self, choice: Choice) -> LinearProbe:
         """Fit all images."""
         n, dim = self.x.shape
-        x, y = self.x[:] if n * dim <= HELD else self.x, torch.from_numpy(self.target)
-        (fit,) = fit_path(x, y.to(self.x.mean.device), len(self.classes), (choice.strength,))
+        x = self.x[:] if n * dim <= HELD else self.x
+        (fit,) = fit_path(x, self.y, len(self.classes), (choice.strength,))
         scale = self.x.mean, self.x.std, self.x.basis
         return LinearProbe(*scale, fit.weight, fit.bias, self.classes, choice, fit.converged)
 
@@ -384,9 +371,8 @@ def folds_of(
 
     The groups of each class are dealt to all folds in turn; with a single fold, a fifth of them
     is, and at least one. A group is dealt with the class of its first image. Of no class are all
-    groups held out at once, whatever other classes these have images of: nothing would be left to
-    learn the class from. (StratifiedGroupKFold of scikit-learn balances groups of several classes,
-    and takes 12 s for 12,000 groups.)
+    groups held out at once: nothing would be left to learn it from. (StratifiedGroupKFold of
+    scikit-learn takes 12 s for 12,000 groups.)
     """
     names, first, member = np.unique(groups, return_index=True, return_inverse=True)
     class_of = labels[first]
@@ -420,11 +406,10 @@ def choice_folds(
 class Validated:
     """The choice of a regularization, and what was predicted of images while held out."""
 
-    strength: float  # The chosen `C`
+    choice: Choice
     rows: Int[np.ndarray, " held_out"]  # The images that were held out at some time
     logits: Float32[np.ndarray, "held_out classes"]  # With the chosen `C`, by fits without them
     target: Int[np.ndarray, " held_out"]  # Their classes
-    choice_size: int  # Images that the choice was made on; without any, it is the default
 
     @property
     def correct(self) -> Bool[np.ndarray, " held_out"]:
@@ -446,19 +431,14 @@ def validate(
 ) -> Validated:
     """Choose the strength with the best accuracy on held-out images; of equals, the least loss.
 
-    Args:
-        fit: Fits the images of these rows, for each strength in turn.
-        logits: What a fit predicts of the images of these rows.
-        target: The classes, from 0 to below `num_classes`.
-        num_classes: Number of columns of the logits.
-        folds: The fold in which each image is held out, as of `folds_of`.
-        strengths: The choices.
+    `fit` fits the images of some rows for each strength in turn, and `logits` is what a fit
+    predicts of others. For `folds` see `folds_of`.
     """
     rows = np.flatnonzero(folds != LEFT_OUT)
     truth, place = target[rows], np.full(len(target), LEFT_OUT)
     place[rows] = np.arange(len(rows))
     if not len(rows):
-        return Validated(DEFAULT, rows, np.zeros((0, num_classes), np.float32), truth, 0)
+        return Validated(Choice(1.0, 0), rows, np.zeros((0, num_classes), np.float32), truth)
     held_out = np.zeros((len(strengths), len(rows), num_classes), np.float32)
     for fold in np.unique(folds[rows]):
         inside = torch.from_numpy(np.flatnonzero(folds != fold))
@@ -468,7 +448,7 @@ def validate(
     right = [int((each.argmax(axis=1) == truth).sum()) for each in held_out]
     loss = [log_loss(each, truth) for each in held_out]
     best = min(range(len(strengths)), key=lambda position: (-right[position], loss[position]))
-    return Validated(strengths[best], rows, held_out[best], truth, choice_size=len(rows))
+    return Validated(Choice(strengths[best], len(rows)), rows, held_out[best], truth)
 
 
 def log_loss(logits: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]) -> float:

@@ -50,10 +50,8 @@ def keep_one(
                 if copies[place].sum() > 1:
                     later = place + 1 + np.flatnonzero(copies[place, place + 1 :])
                     later = later[(representative[free[later]] < 0).numpy()]
-                    representative[free[later]], similarity[free[later]] = (
-                        row,
-                        inside[place, later],
-                    )
+                    representative[free[later]] = row
+                    similarity[free[later]] = inside[place, later]
         new = free[representative[free] == free]
         for other in blocks(len(x) - own.stop if len(new) else 0, side):
             rows = slice(own.stop + other.start, own.stop + other.stop)
@@ -75,12 +73,7 @@ def typical(
     high and low budgets. ICML 2022, arXiv:2202.02794, section 3.2): k-means into as many clusters
     as there will be labels, `CLUSTERS` at most. The next is of the cluster with the fewest labels,
     the largest of these, and in it the row whose `NEIGHBORS` nearest are nearest on average.
-
-    Args:
-        features: Of any length.
-        labeled: Rows that have a label.
-        num: How many rows are to be labeled.
-        seed: Decides where k-means starts.
+    `labeled` rows have a label, and `num` are to get one.
     """
     k = min(len(labeled) + num, CLUSTERS, len(features))
     x, nobody = compact(features), np.full(len(features), UNLABELED)

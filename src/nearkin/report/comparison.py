@@ -17,7 +17,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import KNN, knn
-from nearkin.evaluation.vectors import read_all
+from nearkin.evaluation.table import open_table
 from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric
@@ -334,7 +334,7 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
 
 
 def _train_and_test(folder: RunFolder) -> tuple[Embeddings, Embeddings]:
-    embeddings = read_all(folder.embeddings)
+    embeddings = open_table(folder.embeddings).read()
     train, test = (embeddings.splits == split for split in ("train", "test"))
     return embeddings.subset(np.flatnonzero(train)), embeddings.subset(np.flatnonzero(test))
 

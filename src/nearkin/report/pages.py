@@ -20,8 +20,7 @@ from nearkin.distributed import available_cpus
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import EarlyMap
-from nearkin.evaluation.table import EmbeddingTable
-from nearkin.evaluation.vectors import read_embeddings
+from nearkin.evaluation.table import EmbeddingTable, read_embeddings
 from nearkin.files import replace_text, usable
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.report.encoder_report import encoder_page

@@ -23,7 +23,7 @@ from nearkin.encoders.likeness import likeness_of
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.layout import coordinates, landmark_rows, place
-from nearkin.evaluation.vectors import read_embeddings
+from nearkin.evaluation.table import read_embeddings
 from nearkin.metrics.neighbors import nearest
 from nearkin.report.image_map import ONE_FILE, data_uri, encoded, sheets_in_order
 from nearkin.report.page import html
