@@ -121,7 +121,7 @@ def test_files_of_a_run_are_no_outputs(tmp_path, monkeypatch, trained_run, photo
         "duplicates photos -o link/images.csv",
         "embed run photos -o run/embeddings.parquet",
         "embed run/encoder.safetensors photos -o run/map.npz",
-        "neighbors run photos/0.png -o run/plots/map.png",
+        "neighbors run photos/0.png -o run/plots/augmentations.png",
         "explore run -o run/report.html",
         "compare run link -o run/report.html",
     ):

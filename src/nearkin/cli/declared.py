@@ -1,11 +1,12 @@
 """What a command declares, read from its file: to import it takes seconds, with torch."""
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_type_hints
 
 from nearkin import choices, config, schema
 from nearkin.run.reporter import Reporter
@@ -30,19 +31,23 @@ def imported(target: str) -> Callable[..., Any]:
 
 
 def declared(target: str) -> Callable[..., Any]:
-    """A function with the parameters and the docstring of `imported(target)` that does nothing."""
+    """A function that does nothing, with the parameters and the docstring of `imported(target)`.
+
+    The defaults of its parameters are written out.
+    """
     definition = _definition(target)
-    definition.decorator_list, definition.body, definition.returns = [], definition.body[:1], None
-    parameters = definition.args
-    options = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
-    shown = [(each, default) for each, default in options if each.arg not in PYTHON]
-    parameters.kwonlyargs = [each for each, _ in shown]
-    parameters.kw_defaults = [default for _, default in shown]
-    parameters.kwarg = None
-    names: dict[str, Any] = {**TYPES}
-    exec(compile(ast.Module([definition], []), target, "exec"), names)
-    function: Callable[..., Any] = names[definition.name]
-    return function
+
+    def declaration() -> None:
+        pass
+
+    parameters = [*_parameters(definition.args)]
+    declaration.__doc__ = ast.get_docstring(definition)
+    declaration.__annotations__ = {each.name: each.annotation for each in parameters}
+    types = get_type_hints(declaration, TYPES, include_extras=True)
+    typed = [each.replace(annotation=types[each.name]) for each in parameters]
+    declaration.__signature__ = Signature(typed)  # type: ignore[attr-defined]
+    declaration.__annotations__ = types
+    return declaration
 
 
 def summary(target: str) -> str:
@@ -59,3 +64,22 @@ def _definition(target: str) -> ast.FunctionDef:
     return next(
         each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name
     )
+
+
+def _parameters(declared: ast.arguments) -> Iterator[Parameter]:
+    required = [None] * (len(declared.args) - len(declared.defaults))
+    either = zip(declared.args, [*required, *declared.defaults], strict=True)
+    options = zip(declared.kwonlyargs, declared.kw_defaults, strict=True)
+    for kind, pairs in (
+        (Parameter.POSITIONAL_OR_KEYWORD, either),
+        (Parameter.KEYWORD_ONLY, options),
+    ):
+        for each, default in pairs:
+            if each.arg not in PYTHON:
+                assert each.annotation is not None
+                yield Parameter(
+                    each.arg,
+                    kind,
+                    default=Parameter.empty if default is None else ast.literal_eval(default),
+                    annotation=ast.unparse(each.annotation),
+                )
