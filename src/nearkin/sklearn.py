@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float32
@@ -34,6 +34,9 @@ from nearkin.run.reporter import Silent
 from nearkin.schema import Auto, Value
 from nearkin.tables import read_csv
 from nearkin.types import UNLABELED
+
+SETTINGS: Final[Mapping[str, Any]] = {"val": 0.0, "report": False}
+"""Of runs within estimators, unless their own `settings` say otherwise."""
 
 
 class _ImagesError(DataError, ValueError):
@@ -66,11 +69,9 @@ class _ImageEncoder(
             ValueError: If these are no images, or a file cannot be read.
         """
         check_is_fitted(self)
-        embeddings = encode_images(
-            inference(self.encoder_, choose_device(self.device)),
-            _opened(self, X, fitting=False),
-            workers=available_cpus(),
-        )
+        images = _opened(self, X, fitting=False)
+        by = inference(self.encoder_, choose_device(self.device))
+        embeddings = encode_images(by, images, workers=available_cpus())
         _refuse(X, embeddings.bad)
         return embeddings.normalized().vectors
 
@@ -91,13 +92,12 @@ class _ImageEncoder(
 def _arguments(estimator: Any) -> Iterator[dict[str, Any]]:
     """The arguments of a run of either kind, whose folder is removed unless `output` names one."""
     with tempfile.TemporaryDirectory() as folder:
-        yield dict(
-            epochs=estimator.epochs,
-            device=estimator.device,
-            output=estimator.output or Path(folder) / "run",
-            seed=int(check_random_state(estimator.random_state).randint(2**31 - 1)),
-            **{"val": 0.0, "report": False, **(estimator.settings or {})},
-        )
+        yield {
+            "epochs": estimator.epochs,
+            "device": estimator.device,
+            "output": estimator.output or Path(folder) / "run",
+            "seed": int(check_random_state(estimator.random_state).randint(2**31 - 1)),
+        }
 
 
 @dataclass(repr=False, eq=False)
@@ -162,6 +162,7 @@ class SelfSupervisedEncoder(_ImageEncoder):
                 batch_size=self.batch_size,
                 options=self.options,
                 **arguments,
+                **{**SETTINGS, **(self.settings or {})},
             )
             self.encoder_ = load(run.path, backbone=own, trust_remote_code=True)  # its own run
         return self
@@ -273,6 +274,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
                 mode=self.mode,
                 encoder=self.encoder,
                 **arguments,
+                **{**SETTINGS, **(self.settings or {})},
             )
             self.classifier_ = read_classifier(run.folder.classifier)
             self.encoder_ = self.classifier_.encoder(load(run, trust_remote_code=True))

@@ -81,7 +81,7 @@ class RunFolder:
         self.evaluation = path / "evaluation.json"  # Those of `nearkin evaluate --protocol`
         self.column = path / "column.csv"  # What the column of `--ignore` says of each image
         self.embeddings = path / "embeddings.parquet"  # Features of every image of the data
-        self.plots = path / "plots"  # The folder of plots and image sheets
+        self.plots = path / "plots"  # The folder of sheets of images
         self.map = path / "map.npz"  # Coordinates of the images on the page's map
         self.report = path / "report.html"  # The page about the run
         self.report_files = path / "report_files"  # The folder of most of it, of very many images

@@ -143,7 +143,6 @@ def _prepare(folder: RunFolder) -> None:
     for each in {*vars(folder).values(), *folder.path.glob(f"{STAGES}/**/")}:
         remove_partial(each)  # finds nothing in what is a file
     folder.checkpoints.mkdir(exist_ok=True)
-    folder.plots.mkdir(exist_ok=True)
 
 
 def kept_copy(copy: Path, source: str, *, resume: bool) -> str | Path:

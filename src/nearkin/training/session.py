@@ -123,6 +123,7 @@ def train_encoder(
             *grouped(config, batches.sampler),
         ]:
             log.info(line)
+        folder.plots.mkdir(exist_ok=True)
         sheet = augmentation_sheet(
             batches, folder.plots / "augmentations.png", view_sides(config)[0]
         )
