@@ -98,6 +98,18 @@ def test_warnings_and_what_cannot_be_read_are_said_without_progress_too(run, tmp
             assert {*json.loads(out)["bad"]} == {"cut.png", "text.png"}
 
 
+@pytest.mark.parametrize(("part", "num"), [("train", 12), ("test", 8)])
+def test_a_part_of_which_no_image_can_be_read_is_refused(run, tmp_path, refusal, part, num):
+    """It would be measured as if nothing were held out, or nothing learned from."""
+    for name, count in (("train", 12), ("test", 8)):
+        folder = fill(tmp_path / "data" / name / "a", *(f"{n}.png" for n in range(count)))
+        for file in folder.iterdir() if name == part else ():
+            content = file.read_bytes()
+            file.write_bytes(content[: len(content) // 2])
+    line = refusal(3, "evaluate", run.path, tmp_path / "data", "--workers", 0)
+    assert f"none of the {num} images can be read" in line
+
+
 def test_the_neighbors_that_there_are_too_few_images_for_are_named(run):
     found = evaluate(run.path, protocol=["knn"])
     num = found.sizes["train"]

@@ -116,10 +116,10 @@ def open_parts(
     elif split:
         images = replace(images, splits=splits_of(column(split).tolist()))
     used, values = trained_or_scored(images), values[_used(images.splits)]
-    for line in used.decisions():
-        log.info(line)
     splits = np.where(used.splits == "test", "test", "train")
     check_parts(splits, used.labels, ignore, values)
+    for line in used.decisions():
+        log.info(line)
     return replace(used, splits=splits), values
 
 

@@ -271,19 +271,22 @@ def _check(classifier: Classifier) -> None:
     rows, names, drawn = output.shape[1], classifier.classes, classifier.drawn
     is_discovery = classifier.kind == "discovery"  # else without views and without novel classes
     parts = classifier.heads, classifier.calibration
-    fits = (
-        classifier.kind in VERBS,
-        len(names) == rows and all(isinstance(name, str) for name in names),
-        classifier.num_known in (range(rows + 1) if is_discovery else [rows]),
-        drawn.num_views in (range(1, MAX_VIEWS + 1) if is_discovery else [0]),
-        not isinstance(drawn.augment, str) or drawn.augment in AUGMENTATIONS,  # no file, no code
-        all(0 < getattr(part, "temperature", 1) < torch.inf for part in parts),
-        classifier.reference.fits(rows, classifier.dim),
-    )
-    if not all(fits):
-        raise ValueError("its parts do not fit together")
-    views: Any = drawn.augment
-    views_of(DiscoverConfig(augment=views, seed=drawn.seed).augment, ("strong",))
+    views = range(1, MAX_VIEWS + 1) if is_discovery else [0]
+    fits = {
+        "kind": classifier.kind in VERBS,
+        "classes": len(names) == rows and all(isinstance(name, str) for name in names),
+        "num_known": classifier.num_known in (range(rows + 1) if is_discovery else [rows]),
+        "num_views": drawn.num_views in views,
+        # Neither a file nor code.
+        "augment": not isinstance(drawn.augment, str) or drawn.augment in AUGMENTATIONS,
+        "temperature": all(0 < getattr(part, "temperature", 1) < torch.inf for part in parts),
+        "reference": classifier.reference.fits(rows, classifier.dim),
+    }
+    for part, is_right in fits.items():
+        if not is_right:
+            raise ValueError(f"its {part} does not fit the rest")
+    augment: Any = drawn.augment
+    views_of(DiscoverConfig(augment=augment, seed=drawn.seed).augment, ("strong",))
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:

@@ -104,8 +104,9 @@ class KeptFeatures:
         if self.folder is None or self.folder.parent != cache_folder("features"):
             return
         used = list[tuple[float, int, Path]]()
-        with suppress(OSError):  # another process may make room as well
+        with suppress(OSError):  # nothing may be written there
             os.utime(self.folder)
+        with suppress(OSError):  # another process may make room as well
             for folder in filter(Path.is_dir, self.folder.parent.iterdir()):
                 size = sum(file.stat().st_size for file in folder.iterdir())
                 used.append((folder.stat().st_mtime, size, folder))

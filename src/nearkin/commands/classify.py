@@ -88,8 +88,10 @@ def classify(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         on_open, resumed = partial(list_bad, folder), folder if resume else None
+        for line in start.lines():
+            run.log.info(line)
         dataset = open_labeled_data(data, run.config, run.log.progress, on_open, resumed)
-        for line in (*start.lines(), *dataset.lines()):
+        for line in dataset.lines():
             run.log.info(line)
         if run.config.batch_size != "auto":
             check_batch(run.config.batch_size, len(dataset.train_rows), 1)

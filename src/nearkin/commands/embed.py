@@ -199,8 +199,10 @@ def opened(
 ) -> tuple[Encoder, Images]:
     """Open the encoder and the images, and log what they are."""
     encoder = loaded(config.encoder, config, network)
+    for line in encoder.lines():
+        log.info(line)
     images = open_images(data, labels=config.labels, on_progress=log.progress)
-    for line in (*encoder.lines(), *images.decisions(*encoder.preprocessing.notes(images))):
+    for line in images.decisions(*encoder.preprocessing.notes(images)):
         log.info(line)
     return encoder, images
 

@@ -271,6 +271,8 @@ def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter, trust
         )
         return sample_of(encoder, images, "given")
     try:
+        if not folder.config.exists():
+            raise UsageError(f"{folder.path} is no run; give images")
         return sample_of(encoder, images_of(folder, trust=trust), "of the run")
     except NearkinError as error:
         log.info(f"warning: outputs are compared on noise, as there are no images: {error}")

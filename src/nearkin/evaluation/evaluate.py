@@ -260,19 +260,21 @@ def evaluate_split(
     whole = features_of(table, encoder, under(TITLES.get(table, table), on_progress))
     _check_finite(whole)
     embeddings = replace(whole, splits=split.splits[whole.rows]).normalized()
-    on_encoded(embeddings)
     # The others are measured on the very images that the encoder could read.
-    readable = split.without(np.setdiff1d(np.arange(len(split.images)), whole.rows).tolist())
+    readable = _readable(split, whole.rows)
+    on_encoded(embeddings)
     scored = readable.test if len(readable.test) else readable.train
     with_view = not set(GEOMETRY).isdisjoint(titles)
     how: Any = {"seed": seed, "augment": augment, "device": device}
     tables, views = dict[str, Pair](), dict[str, ImageViews]()
     for name, of in {table: encoder, **beside}.items():
         progress = under(TITLES.get(name, name), on_progress)
-        each = whole if name == table else features_of(name, of, progress)
         view = second_view(of, scored, **how) if with_view else None
         views[name] = ImageViews(of, readable.train, scored, workers, device, progress)
-        tables[name] = _divided(each, split, whole.rows, view)
+        if name != table:
+            whole = features_of(name, of, progress)  # one at a time: they may be large
+        tables[name] = _divided(whole, split, embeddings.rows, view)
+    del whole
     tables["pixels"] = _pixels(readable, workers, under(TITLES["pixels"], on_progress))
     evaluation = evaluate_tables(
         tables,
@@ -286,7 +288,7 @@ def evaluate_split(
     sizes = {"train": len(readable.train)}
     if len(readable.test):  # there is no test where none is held out
         sizes["test"] = len(readable.test)
-    leaked = split.leaked[np.isin(split.test_rows, whole.rows)]
+    leaked = split.leaked[np.isin(split.test_rows, embeddings.rows)]
     grouped = any(split.images.group_names)
     leaks = find_leaks(leaked, evaluation.metrics[table], grouped=grouped)
     return replace(evaluation, sizes=sizes, leaks=leaks), embeddings
@@ -338,6 +340,15 @@ def second_view(
     features = encode(encoder, inputs())
     own = np.setdiff1d(np.arange(len(some)), list(batches.bad))  # bad ones show another's view
     return embeddings_of(some.subset(own), features.numpy()[own], rows[own])
+
+
+def _readable(split: Split, rows: Int[np.ndarray, " readable"]) -> Split:
+    """Return a split of the images at these rows; DataError if a part of it has none left."""
+    left = split.without(np.setdiff1d(np.arange(len(split.images)), rows).tolist())
+    for opened, read in ((split.train, left.train), (split.test, left.test)):
+        if len(opened) and not len(read):
+            raise DataError(f"none of the {len(opened)} images can be read; look at the files")
+    return left
 
 
 def _divided(

@@ -49,8 +49,16 @@ class EmbeddingTable:
 
         A file that is no such table is a CheckpointError.
         """
+        return self._blocks(COLUMNS, rows, unit_vectors)
+
+    def _blocks(
+        self,
+        columns: Iterable[str],
+        rows: Int[np.ndarray, " rows"] | None,
+        vectors_of: Callable[[Any], Float[Tensor, "rows dim"]],
+    ) -> Iterator[Float[Tensor, "rows dim"]]:
         dim = 0
-        for block in self._read(COLUMNS, rows, unit_vectors):
+        for block in self._read(columns, rows, vectors_of):
             dim = dim or block.shape[1]
             if block.shape[1] != dim:
                 several = f"{dim} features and of {block.shape[1]}"
@@ -82,10 +90,14 @@ class EmbeddingTable:
 
     def gather(self, rows: Int[np.ndarray, " rows"] | None = None) -> Float[Tensor, "rows dim"]:
         """Return the unit vectors of all rows, or of these ascending ones."""
+        return self._joined(self.blocks(rows), len(self) if rows is None else len(rows))
+
+    def _joined(
+        self, blocks: Iterable[Float[Tensor, "rows dim"]], count: int
+    ) -> Float[Tensor, "all dim"]:
         vectors, start = torch.empty(0, 0), 0
-        for block in self.blocks(rows):
+        for block in blocks:
             if not start:  # once the dimension is known: joining blocks would hold all of it twice
-                count = len(self) if rows is None else len(rows)
                 vectors = torch.empty(count, block.shape[1])
             vectors[start : start + len(block)] = block
             start += len(block)
@@ -128,8 +140,17 @@ class EmbeddingTable:
 
     def read(self) -> Embeddings:
         """Read the whole of the table, with vectors of length one."""
-        vectors = self.gather()
-        paths, splits, labels, groups = map(self.texts, ("path", "split", "label", "group"))
+        cells: dict[str, list[str]] = {"path": [], "split": [], "label": [], "group": []}
+
+        def vectors_of(batch: Any) -> Float[Tensor, "rows dim"]:
+            vectors = unit_vectors(batch)
+            for name, column in cells.items():
+                column += _cells(batch, name).to_pylist()
+            return vectors
+
+        # In one pass: what replaces the file meanwhile must not be half of what is returned.
+        vectors = self._joined(self._blocks(("vector", *cells), None, vectors_of), len(self))
+        paths, splits, labels, groups = cells.values()
         classes, numbers = numbered(labels)
         return Embeddings(
             vectors.numpy(),

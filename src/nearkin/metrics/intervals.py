@@ -187,7 +187,7 @@ def effective_number(effect: float, groups: Groups, telling: Bool[np.ndarray, " 
 
 def quantile(groups: Groups) -> float:
     """Return how many standard errors an interval has on either side: Student's of few groups."""
-    if groups is None or _alike(groups) == len(groups):
+    if groups is None or not len(groups) or _alike(groups) == len(groups):
         return Z
     return _quantile(_alike(groups) - 1)
 

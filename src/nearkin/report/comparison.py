@@ -13,11 +13,12 @@ from markupsafe import Markup
 from msgspec.structs import replace
 from typing_extensions import override
 
-from nearkin.errors import UsageError
+from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import KNN, knn
 from nearkin.evaluation.table import open_table
+from nearkin.evaluation.vectors import AGAIN
 from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric
@@ -336,6 +337,8 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
 def _train_and_test(folder: RunFolder) -> tuple[Embeddings, Embeddings]:
     embeddings = open_table(folder.embeddings).read()
     train, test = (embeddings.splits == split for split in ("train", "test"))
+    if not (train | test).any():
+        raise CheckpointError(f"{folder.embeddings} does not say what is held out; {AGAIN}")
     return embeddings.subset(np.flatnonzero(train)), embeddings.subset(np.flatnonzero(test))
 
 

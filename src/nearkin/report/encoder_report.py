@@ -52,13 +52,13 @@ CURVES: Final = {
         "Scaled by the square root of the dimension: 1 for features spread evenly over the "
         "sphere, 0 for a collapse.",
     ),
-    "entropy": ("Entropy", "Of the mean prediction; 0 if all images are in one class."),
+    "entropy": ("Entropy", "SimGCD's of the mean prediction: 0 if all images are in one class."),
 }
 """Title and note of a chart, by the column of metrics.csv."""
 HEADINGS: Final = {"encoder": "this encoder", "embedding": "its embedding", **TITLES}
 """What tables of features are called above the metrics."""
 BASELINES: Final = ("untrained", "pixels")
-MAX_POINTS: Final = 300  # longer curves are thinned out
+MAX_POINTS: Final = 300  # of longer curves, a point is the mean of a few steps
 
 
 def training_curves(folder: RunFolder) -> dict[str, Chart]:
@@ -66,10 +66,10 @@ def training_curves(folder: RunFolder) -> dict[str, Chart]:
     rows = [] if folder.is_frozen else read_numbers(folder.metrics)
     charts = {}
     for column, (title, note) in CURVES.items():
-        points = [(row["epoch"], row[column]) for row in rows if column in row]
-        if points:
-            thinned = np.linspace(0, len(points) - 1, min(MAX_POINTS, len(points))).astype(int)
-            series: dict[str, Points] = {title: [points[row] for row in thinned]}
+        points = np.array([(row["epoch"], row[column]) for row in rows if column in row])
+        if len(points):
+            means = [part.mean(0) for part in np.array_split(points, min(MAX_POINTS, len(points)))]
+            series: dict[str, Points] = {title: [(float(x), float(y)) for x, y in means]}
             charts[column] = Chart(title, "epoch", "", series, note)
     return charts
 

@@ -156,7 +156,11 @@ function updateClasses(answer) {
 function showClasses() {
   const [section, rows] = [$("classes"), $("classes").querySelector("ul")];
   section.hidden = !runClasses.editable;
-  for (const each of runClasses.classes.filter(({ kind }) => kind === "novel")) {
+  const novel = runClasses.classes.filter(({ kind }) => kind === "novel");
+  for (const row of [...rows.children]) {
+    if (!novel.some(({ cluster }) => cluster === row.dataset.cluster)) row.remove();
+  }
+  for (const each of novel) {
     const same = ({ dataset }) => dataset.cluster === each.cluster;
     const row = [...rows.children].find(same) ?? rows.appendChild(classRow(each.cluster));
     const text = row.querySelector("form input");
