@@ -255,6 +255,8 @@ def test_features_of_any_form_are_read(tmp_path):
     ]
     parquet.write_table(with_features(captions | person, **more), path)
     assert open_images(path).classes == ()
+    parquet.write_table(with_features(known), path)  # whose column of labels was dropped
+    assert open_images(path).classes == ()
     for broken in ("{", "[]", '{"info": 3}', '{"info": {"features": [1]}}', "[" * 100_000):
         parquet.write_table(with_features(broken), path)
         assert len(open_images(path)) == len(IMAGES), broken

@@ -244,6 +244,15 @@ def test_a_coco_file_that_may_be_of_either_part_is_refused(parts, refusal):
         np.testing.assert_array_equal(images.read(0), expected)
 
 
+def test_a_file_that_is_spelt_in_two_ways_is_one(photos):
+    listed = coco([(0, 1, [1, 2, 20, 30]), (1, 2, [1, 2, 20, 30]), (2, 1, [1, 2, 20, 30])])
+    listed["images"][1]["file_name"] = "./0.png"
+    (photos / "images" / "c.json").write_text(json.dumps(listed))
+    images = open_images(str(photos / "images" / "c.json"))
+    assert images.labels.tolist() == [-1, 0]
+    assert "1 labels that are not one class, such as 'two classes'" in str(images.notes[0])
+
+
 @pytest.mark.parametrize(
     ("written", "said"),
     [

@@ -242,6 +242,7 @@ def _named_classes(schema: Any) -> dict[str, list[str]]:
     return {
         column: said["names"]
         for column, said in features
+        if column in schema.names  # which a table has lost that was cut by another tool
         if isinstance(said, dict) and said.get("_type") == "ClassLabel"
         if isinstance(said.get("names"), list)
     }

@@ -5,6 +5,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from posixpath import normpath
 from typing import Final
 
 import msgspec
@@ -92,8 +93,9 @@ def list_coco(path: Path) -> Listing:
     boxed, left = _boxes(path)
     if not boxed:
         raise DataError(f"{path}: no annotation has a box; give a file with boxes")
-    found, again = dict[tuple[str, Box], Row](), 0
-    for file, box, label in boxed:
+    written, found, again = dict[str, str](), dict[tuple[str, Box], Row](), 0
+    for name, box, label in boxed:
+        file = written.setdefault(normpath(name), name)  # ./a.jpg is a.jpg
         first = found.get((file, box))
         if first is None:
             found[file, box] = Row(label, box=box)

@@ -210,7 +210,8 @@ def architecture(name: str) -> Architecture:
     if match is None or bare not in names:
         hint = suggestion(f"{library}:{bare}", [f"{library}:{each}" for each in names])
         raise UsageError(
-            f"{library} has no architecture {bare}.{hint} `nearkin list backbones` lists them"
+            f"{library} has no architecture {bare}.{hint} `nearkin list backbones` lists them, "
+            "and `nearkin list pretrained` those with weights"
         )
     return Architecture(library, bare, tag, match[3] or "")
 
