@@ -226,7 +226,7 @@ class Timed:
 
 def timed_plan() -> list[Timed]:
     """Return all trainings of a given time, the most important first."""
-    runs = [Timed("cifar10", "simclr", 15, 2)]
+    runs = [Timed("cifar10", "simclr", 15, 2), Timed("cifar10", "simclr", 60, 2)]
     runs += [Timed("cifar10", method, 30, 1) for method in ("byol", "nnclr")]
     runs += [Timed("cifar10", "simclr", 45, 1), Timed("cifar10", "instdisc", 30, 1)]
     for data, minutes in (("digits", 2), ("omniglot", 3)):
