@@ -41,7 +41,8 @@ def make(path: Path, count: int, seed: int) -> None:
     centers = np.random.default_rng(99).standard_normal((CLASSES, DIM), np.float32)
     names = [f"class{number:03}" for number in range(CLASSES)]
     for number in folder.missing():
-        rng, rows = np.random.default_rng((seed, number)), folder._rows(number)
+        rng, start = np.random.default_rng((seed, number)), number * SHARD
+        rows = np.arange(start, min(count, start + SHARD))
         labels = rng.integers(CLASSES, size=len(rows))
         noise = SPREAD * rng.standard_normal((len(rows), DIM), np.float32)
         part = Embeddings(
