@@ -295,7 +295,10 @@ def test_images_are_no_features_of_an_audit():
         nearkin.audit(pixels)
 
 
-def test_what_is_typed_takes_precedence_over_what_excludes_it_in_a_file(tmp_path, capsys):
+def test_what_is_typed_takes_precedence_over_what_excludes_it_in_a_file(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)  # the run folder has its usual name
     file = tmp_path / "settings.toml"
     file.write_text('epochs = 3\nlars_form = "simclr"\noptimizer = "lars"\n')
     words = ["--config", file, "--max-time", "5m", "--optimizer", "adamw"]
