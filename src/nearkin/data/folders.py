@@ -165,11 +165,9 @@ def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listin
 def _boxes_of_files(root: Path, rows: Mapping[str, Row]) -> Listing:
     files = list_files(root, dict.fromkeys(name.rpartition("#")[0] for name in rows))
     composed = dict(zip(files.written, files.names, strict=True))
-    regions = dict[str, Row]()
-    for name, row in rows.items():
-        file, mark, box = name.rpartition("#")
-        regions[composed.get(file, file) + mark + box] = row
-    return replace(files, regions=regions)
+    parts = ((name.rpartition("#"), row) for name, row in rows.items())
+    named = {composed.get(file, file) + mark + box: row for (file, mark, box), row in parts}
+    return replace(files, rows=named)
 
 
 def list_file(path: Path) -> Listing:
