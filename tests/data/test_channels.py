@@ -18,14 +18,13 @@ from nearkin.data.augmentations import SIMCLR
 from nearkin.data.batches import CenterCrops
 from nearkin.data.channels import (
     NEEDS_CODECS,
-    array_pixels,
     header,
     in_8_bits,
     preview,
     read_channels,
     stored_channels,
 )
-from nearkin.data.decode import BadImage, PixelType, crops, decode
+from nearkin.data.decode import BadImage, PixelType, array_pixels, crops, decode
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.data.views import View, augment, contrast, sample_view

@@ -345,8 +345,8 @@ def test_numbers_of_named_classes_may_be_floats_and_nan_is_none(tmp_path):
 
     assert labels_of(opened(0.0, np.nan, 1.0)) == ["dog", "", "cat"]
     assert labels_of(opened(1.0, -1.0, 1.0)) == ["cat", "", "cat"]
-    for labels, says in (((0.5, 1.0, 0.0), "no numbers of"), ((0.0, np.nan, 2.0), "from -1 to 2")):
-        with pytest.raises(DataError, match=says):
+    for labels in ((0.0, 1.0, 0.5), (0.0, np.nan, 2.0), (0.0, 1.0, -2.0)):
+        with pytest.raises(DataError, match=f"label {labels[2]} is no number of 2 classes"):
             opened(*labels)
 
 
@@ -383,7 +383,7 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
         (np.zeros((9, 8, 3), np.uint8), r"shape \(9, 8, 3\) is one image; give a list of images"),
         (iter(x), "type iterator is not read; give a folder, an array or a list of images"),
         (tmp_path / "keys.npz", "keys are pixels"),
-        (tmp_path / "names.npz", "labels from 0 to 3 for 2 classes"),
+        (tmp_path / "names.npz", "label 2 is no number of 2 classes; count from 0"),
         (tmp_path / "images.npz", "x_train_1 and x_train_2 are both images of one part; keep one"),
         (tmp_path / "labels.npz", "y and labels are both labels of one part; keep one"),
     ):

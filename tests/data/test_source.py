@@ -271,7 +271,7 @@ def test_a_source_that_contradicts_itself_is_told():
     for source, message in (
         (Broken(names=[]), "the data: 0 names; give at least one"),
         (Broken(names=["a", "a"]), "2 names; give at least one, each of its own"),
-        (Broken(labels=["x"]), "1 labels for 12 names; give one for each"),
+        (Broken(labels=["x"]), "12 images but 1 labels; give one each"),
         (Broken(splits=["left"] * 12), "split 'left'; say train, val or test"),
         (Broken("no disk"), none),
     ):

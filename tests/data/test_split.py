@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nearkin.data.duplicates import Duplicates, pairs_of
 from nearkin.data.opening import open_images
-from nearkin.data.split import has_test_split, split_rows
+from nearkin.data.split import has_test_split, split_images
 from nearkin.errors import DataError
 
 
@@ -18,6 +19,13 @@ def samples(count, labels=None, groups=None, splits=None):
     changes = {"labels": labels, "groups": groups}
     arrays = {k: np.asarray(v, np.int64) for k, v in changes.items() if v is not None}
     return replace(images, **arrays, **({} if splits is None else {"splits": np.array(splits)}))
+
+
+def split_rows(images, share, seed):
+    """The rows to train on and those to score, if no image is a duplicate of another."""
+    groups = pairs_of(images.groups)[:, 1]
+    split = split_images(images, share, seed, found=Duplicates(groups, groups, 0, 0))
+    return split.train_rows, split.test_rows
 
 
 @settings(max_examples=60)

@@ -11,7 +11,7 @@ from loaders import labels_of
 
 from nearkin.data.duplicates import signatures
 from nearkin.data.opening import open_images
-from nearkin.data.split import split_rows
+from nearkin.data.split import split_images
 from nearkin.data.union import copies, union
 from nearkin.errors import DataError
 
@@ -65,7 +65,7 @@ def test_groups_stay_apart_and_splits_stay(tmp_path):
     assert both.groups.tolist() == [0, 1, 1, 3, 0, 5]
     assert both.group_names == ("g", "g", "g", "", "g", "")
     assert both.splits.tolist() == ["train", "train", "train", "test", "train", "test"]
-    assert split_rows(both, 0.1, 0)[1].tolist() == [3, 5]
+    assert split_images(both, 0.1, 0).test_rows.tolist() == [3, 5]
 
 
 def test_each_image_is_read_from_where_it_is(tmp_path):

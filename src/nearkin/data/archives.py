@@ -47,10 +47,9 @@ from nearkin.places import cache_folder, exists, user_path
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
 """Bytes that a .tar.gz may unpack to, or ten times its own: images hardly become smaller."""
-LABEL_SUFFIXES: Final = (".cls", ".json")
-"""A member of such a suffix holds the label of the image of its sample, as in WebDataset: as text,
-or as `label` or `cls` of a JSON object."""
-MAX_LABEL: Final = {".cls": 200, ".json": 2**24}  # Bytes of it that are read
+MAX_LABEL: Final = {".cls": 200, ".json": 2**24}
+"""Bytes that are read of members of a suffix that hold the label of the image of their sample, as
+in WebDataset: as text, or as `label` or `cls` of a JSON object."""
 LISTINGS: Final = 4  # Version of the stored lists of members
 DAMAGED: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, NotImplementedError),
@@ -129,7 +128,8 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
                 modified.append(state_of(file)[1])
     numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)
     source = Archives(found.files, numbers[:, 0], numbers[:, 1:])
-    states = np.stack([source.sizes, np.array(modified, np.int64)[source.file_of]], axis=1)
+    sizes = source.places[:, Place._fields.index("bytes")]
+    states = np.stack([sizes, np.array(modified, np.int64)[source.file_of]], axis=1)
     images = images_among(listed(source, found.names, states, found.rows))
     left = [] if images.rows else companions(images.names)
     less = {*left}
@@ -181,10 +181,8 @@ class _Found:
         self.files.append(file)
 
 
-Opened = tuple[File, Iterable[Member]]  # What to read from, and what lies in it
-
-
-def _opened(file: File) -> Opened:
+def _opened(file: File) -> tuple[File, Iterable[Member]]:
+    """What to read from, and what lies in it."""
     suffix = file.suffix.lower()
     if suffix in COLUMN_TABLES:
         return list_column(file)
@@ -228,7 +226,7 @@ def _with_labels(file: File, members: Iterable[Member]) -> Iterator[Member]:
     """The same members, those that hold a label with it."""
     for member in members:
         suffix = splitext(member.name)[1].lower()
-        if suffix not in LABEL_SUFFIXES or member.refusal:
+        if suffix not in MAX_LABEL or member.refusal:
             yield member
             continue
         written = read_member(file, member.place, MAX_LABEL[suffix])

@@ -9,13 +9,14 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.channels import DEEP, array_pixels, image_pixels
+from nearkin.data.channels import image_pixels
+from nearkin.data.decode import DEEP, array_pixels
 from nearkin.data.folders import list_table
 from nearkin.data.images import Arrays, CustomSource, ImageSource
-from nearkin.data.labels import Row, split_of, text_of, whole_number
+from nearkin.data.labels import NO_CLASS, Row, split_of, text_of
 from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import noted
-from nearkin.data.remote import File
+from nearkin.data.remote import File, readable
 from nearkin.distributed import free_memory
 from nearkin.errors import DataError
 from nearkin.files import read_arrays
@@ -47,11 +48,12 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
         raise DataError(f"{where}: images of the parts differ in shape; give one shape")
     rows: dict[str, Row] = {}
     for part in parts:
-        labels = labels_of(where, part)
+        labels = told(where, "labels", part.labels, len(part.pixels))
         prefix = f"{part.split}/" if part.split else ""
         for number, label in zip(numbers(len(labels)), labels, strict=True):
             row = Row.of(label, split=part.split)
-            rows[f"{prefix}{number}"] = row if part.classes is None else row.named(part.classes)
+            name = f"{prefix}{number}"
+            rows[name] = row if part.classes is None else _of_class(where, row, part.classes)
     joined = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     states = np.tile([joined[0].nbytes, 0], (len(rows), 1))
     return listed(Arrays(joined, np.arange(len(rows))), [*rows], states, rows)
@@ -67,31 +69,29 @@ def numbers(count: int) -> list[str]:
     return [f"{number:0{digits}}" for number in range(count)]
 
 
-def labels_of(where: str, part: Part) -> list[Any]:
-    """The label of each image, where classes have names its number; else a `DataError`."""
-    count = len(part.pixels)
-    given = part.labels.tolist() if hasattr(part.labels, "detach") else part.labels
-    given = [None] * count if given is None else given
+def told(where: str, what: str, values: Any, count: int) -> list[Any]:
+    """What labels, groups or splits are given for each image, None for none; or a `DataError`."""
+    if values is None:
+        return [None] * count
+    given = values.tolist() if hasattr(values, "detach") else values
     given = given if isinstance(given, list | tuple) else np.asarray(given)
     if isinstance(given, np.ndarray) and given.ndim == 0:
-        kind = type(part.labels).__name__
-        raise DataError(f"{where}: the labels are a {kind}; give a list or an array, one each")
-    labels = list(given)
-    if len(labels) != count:
-        raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
-    if part.classes is None:
-        return labels
-    try:
-        numbers = [int(whole_number(text_of(label)) or UNLABELED) for label in labels]
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: labels are no numbers of the named classes") from error
-    low, high = min(numbers), max(numbers)
-    if low < UNLABELED or high >= len(part.classes):
+        kind = type(values).__name__
+        raise DataError(f"{where}: the {what} are a {kind}; give a list or an array, one each")
+    if len(given) != count:
+        raise DataError(f"{where}: {count} images but {len(given)} {what}; give one each")
+    return list(given)
+
+
+def _of_class(where: str, row: Row, classes: Sequence[str]) -> Row:
+    """The same with the name of the class whose number the label is, which has to be one."""
+    named = row.named(classes)
+    if named.unusable not in ("", NO_CLASS) or (row.label and named is row):
         raise DataError(
-            f"{where}: labels from {low} to {high} for {len(part.classes)} classes; "
+            f"{where}: label {row.label or row.unusable} is no number of {len(classes)} classes; "
             f"count from 0, with {UNLABELED} for images without a label"
         )
-    return labels
+    return named
 
 
 def list_object(data: Any, where: str) -> Listing:
@@ -141,7 +141,7 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
     """Images of any sizes: encoded, Pillow's, arrays or tensors."""
     if not len(images):
         raise DataError(f"{where}: a list of no images; give one or more")
-    labels = labels_of(where, Part("", images, labels))
+    labels = told(where, "labels", labels, len(images))
     try:
         read = [image if isinstance(image, bytes) else image_pixels(image) for image in images]
     except (OSError, TypeError, ValueError) as error:
@@ -157,17 +157,17 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
 
 def _list_paths(given: Any, labels: Any, where: str) -> Listing:
     """Files, as if a table in the deepest folder that has all of them listed them."""
-    labels = labels_of(where, Part("", given, labels))
+    labels = told(where, "labels", labels, len(given))
     paths = [user_path(str(path)) for path in given]
     if missing := next((path for path in paths if not exists(path)), None):
         raise DataError(f"{where}: {missing}: no such file; give paths of images")
     folders = {path.parent: path.parent.resolve() for path in paths}
     root = Path(os.path.commonpath(folders.values()))
     absolute = [str(folders[path.parent] / path.name) for path in paths]
-    told = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
+    rows = [Row.of(label, line=number) for number, label in enumerate(labels, 1)]
     table = root / Path(where).name  # which is not there, but named in errors
     # Nothing is kept of what has no name.
-    return replace(list_table(table, [*zip(absolute, told, strict=True)]), key="")
+    return replace(list_table(table, [*zip(absolute, rows, strict=True)]), key="")
 
 
 def _list_source(source: ImageSource, where: str) -> Listing:
@@ -181,15 +181,8 @@ def _list_source(source: ImageSource, where: str) -> Listing:
 
 def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
     """The annotations of a user's own source, by name."""
-    columns = []
-    for column in ("label", "group", "split"):
-        values = getattr(source, f"{column}s", None)
-        cells = [None] * len(names) if values is None else list(values)
-        if len(cells) != len(names):
-            raise DataError(
-                f"{where}: {len(cells)} {column}s for {len(names)} names; give one for each"
-            )
-        columns.append(cells)
+    said = {what: getattr(source, what, None) for what in ("labels", "groups", "splits")}
+    columns = [told(where, what, values, len(names)) for what, values in said.items()]
     rows = dict(zip(names, map(Row.of, *columns), strict=True))
     if unknown := {row.split for row in rows.values() if row.split and not split_of(row.split)}:
         raise DataError(f"{where}: split {min(unknown)!r}; say train, val or test")
@@ -206,11 +199,9 @@ def list_npz(path: File) -> Listing:
     As in x_train, y_train, x_val, y_val, x_test, y_test, or train_images, train_labels, ... The
     key class_names, if there, names the classes 0, 1, ... Nothing is ever unpickled.
     """
-    try:
-        with path.open("rb") as file:
-            arrays = read_arrays(file, free_memory())
-    except Exception as error:  # of any kind: the file may hold anything
-        raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
+    # Errors may be of any kind: the file may hold anything.
+    with readable(path, ".npz", "save plain arrays", Exception), path.open("rb") as file:
+        arrays = read_arrays(file, free_memory())
     names = arrays.get("class_names")
     classes = None if names is None else tuple(map(text_of, names))
     found: dict[str, dict[str, str]] = {"images": {}, "labels": {}}  # Keys, by split

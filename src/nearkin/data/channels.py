@@ -23,12 +23,10 @@ from nearkin.data.decode import (
     BadImage,
     Header,
     PixelType,
+    array_pixels,
     as_array,
-    check_several,
     check_size,
-    check_type,
     decode,
-    eight_bits,
     is_deep,
     opened,
     orientation,
@@ -39,7 +37,6 @@ from nearkin.data.decode import (
 )
 from nearkin.data.decode import header as eight_bit_header
 
-DEEP: Final = ("uint16", "int16")  # Integers beside 8 bits that arrays may hold
 NEEDS_CODECS: Final = "needs pip install 'nearkin[tiff]'"
 MAX_DECODED: Final = 2**30  # Bytes of one image
 MAX_PAGES: Final = 2**16  # A file that leads from page to page in a circle has no last one
@@ -84,24 +81,6 @@ def array_header(pixels: np.ndarray) -> Header:
     height, width, count = pixels.shape
     plain = pixels.dtype == np.uint8 and count in (1, 3)
     return Header("array", width, height, None if plain else PixelType(count, str(pixels.dtype)))
-
-
-def array_pixels(images: Any, ndim: int) -> np.ndarray:
-    """An image (`ndim` 3) or several (4), channels last; as `eight_bits` unless it is deeper.
-
-    Of 16 bits, or of other channels than one or three, arrays stay as they are.
-    """
-    check_type(images)
-    pixels = as_array(images, ndim)
-    if ndim - 1 <= pixels.ndim <= ndim and pixels.size:
-        deep = pixels if pixels.ndim == ndim else pixels[..., None]
-        count, dtype = deep.shape[-1], str(deep.dtype)
-        floats_or_bytes = deep.dtype.kind == "f" or dtype == "uint8"
-        fits = count <= min(deep.shape[-3:-1])  # or these are no channels, but a side
-        if fits and (dtype in DEEP or (floats_or_bytes and count not in (1, 3))):
-            check_several(pixels, ndim)
-            return deep
-    return eight_bits(images, ndim)
 
 
 def as_color(pixels: np.ndarray) -> np.ndarray:

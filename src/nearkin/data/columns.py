@@ -39,9 +39,8 @@ def image_column(schema: Any) -> str | None:
 
 def has_images(table: File) -> bool:
     """Whether a table holds the images themselves, and not their paths."""
-    if table.suffix.lower() != ".parquet":
-        return table.suffix.lower() in COLUMN_TABLES
-    return "path" not in _columns(_schema(table)) or has_image_column(table)
+    is_arrow = table.suffix.lower() == ".arrow"
+    return is_arrow or "path" not in _columns(_schema(table)) or has_image_column(table)
 
 
 def has_image_column(table: File) -> bool:

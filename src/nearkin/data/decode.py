@@ -371,6 +371,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 MIDDLE_GRAY: Final = 128
+DEEP: Final = ("uint16", "int16")  # Integers beside 8 bits that arrays may hold
 CENTER: Final = 0.875  # Share of the shorter side in the evaluation view (224 of 256 pixels)
 
 
@@ -417,17 +418,35 @@ def rgb_pixels(image: Any, min_side: int | None = None) -> UInt8[np.ndarray, "_ 
     """A PIL image (`min_side` as in `decode`), an array or a tensor as upright RGB."""
     if isinstance(image, Image.Image):
         return np.asarray(load(image, min_side))
-    pixels = eight_bits(image, 3)
+    pixels = array_pixels(image, 3, plain=True)
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
-def eight_bits(images: Any, ndim: int) -> UInt8[np.ndarray, "..."]:
-    """An array or tensor, checked as `check_pixels` does, as uint8 with its channels last."""
+def array_pixels(images: Any, ndim: int, *, plain: bool = False) -> np.ndarray:
+    """An array or tensor of an image (`ndim` 3) or several (4), checked, with its channels last.
+
+    As uint8 of one channel or three. Those of `DEEP`, or of other channels, stay as they are; or
+    are refused, if it is to be `plain`.
+    """
+    if not (hasattr(images, "dtype") and hasattr(images, "shape")):
+        kind = type(images).__name__
+        raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
+    given = as_array(images, ndim)
+    pixels = given[..., None] if given.ndim == ndim - 1 else given
+    if not plain and _is_deep_array(pixels, ndim):
+        check_several(images, ndim)
+        return pixels
     check_pixels(images, ndim)
-    pixels = as_array(images, ndim)
-    if pixels.dtype != np.uint8:
-        pixels = np.rint(pixels * 255).astype(np.uint8)
-    return pixels if pixels.ndim == ndim else pixels[..., None]
+    return pixels if pixels.dtype == np.uint8 else np.rint(pixels * 255).astype(np.uint8)
+
+
+def _is_deep_array(pixels: np.ndarray, ndim: int) -> bool:
+    if pixels.ndim != ndim or not pixels.size:
+        return False
+    height, width, count = pixels.shape[-3:]
+    others = count not in (1, 3) and (pixels.dtype.kind == "f" or pixels.dtype == np.uint8)
+    # More than the sides have pixels are no channels, but a side.
+    return (others or pixels.dtype in DEEP) and count <= min(height, width)
 
 
 def as_array(images: Any, ndim: int) -> np.ndarray:
@@ -437,13 +456,6 @@ def as_array(images: Any, ndim: int) -> np.ndarray:
     last = images if is_channels_last(images, ndim) else images.movedim(-3, -1)
     known = last.float() if "bfloat16" in str(last.dtype) else last  # which NumPy lacks
     return np.asarray(known.detach().cpu().numpy())
-
-
-def check_type(images: Any) -> None:
-    """Refuse what is neither an array nor a tensor."""
-    if not (hasattr(images, "dtype") and hasattr(images, "shape")):
-        kind = type(images).__name__
-        raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
 
 
 def is_tensor(images: Any) -> bool:
@@ -471,7 +483,6 @@ def check_pixels(images: Any, ndim: int) -> None:
 
     Arrays have their channels last, tensors first or last; gray ones may have none.
     """
-    check_type(images)
     tensor = "a tensor", "(3, height, width)"
     kind, layout = tensor if is_tensor(images) else ("an array", "(height, width, 3)")
     shape, dtype = tuple(images.shape), str(images.dtype)

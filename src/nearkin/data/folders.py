@@ -37,8 +37,6 @@ from nearkin.places import NO_HANDLES
 MARKER: Final = ".nearkin-run"
 """A file in every run folder, so that the plots of a run never count as images."""
 UNREADABLE: Final = "unreadable folder"
-PASSED: Final = "passed over"  # Reasons that are shown nowhere
-OUTSIDE: Final = "a link that leads out"
 LINKS: Final = "NEARKIN_LINKS"
 State = os.stat_result | BadFile
 
@@ -56,10 +54,9 @@ def list_folder(root: Path) -> Listing:
     found, states, unusable = _sorted_out(walk.files())
     files = listed(Folder(root, found), found, states)
     images = images_among(files)
-    unused = [file for file in unusable if file.reason != OUTSIDE]  # of which a note tells
-    bad = [file for file in unused if is_image(file.name) or file.reason == UNREADABLE]
-    named = {file.name for file in bad}
-    others = [*images.others, *(file.name for file in unused if file.name not in named)]
+    bad = [file for file in unusable if is_image(file.name) or file.reason == UNREADABLE]
+    unused = {file.name for file in unusable} - {file.name for file in bad}
+    others = [*images.others, *walk.passed, *sorted(unused, key=in_bytes)]
     loose = replace(images, bad=bad, key=str(root), others=others, notes=walk.notes())
     passed, written = {*images.others}, zip(files.names, files.written, strict=True)
     shards = {name: root / path for name, path in written if is_shard(name) and name in passed}
@@ -168,11 +165,9 @@ def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listin
 def _boxes_of_files(root: Path, rows: Mapping[str, Row]) -> Listing:
     files = list_files(root, dict.fromkeys(name.rpartition("#")[0] for name in rows))
     composed = dict(zip(files.written, files.names, strict=True))
-    regions = dict[str, Row]()
-    for name, row in rows.items():
-        file, mark, box = name.rpartition("#")
-        regions[composed.get(file, file) + mark + box] = row
-    return replace(files, regions=regions)
+    parts = ((name.rpartition("#"), row) for name, row in rows.items())
+    named = {composed.get(file, file) + mark + box: row for (file, mark, box), row in parts}
+    return replace(files, rows=named)
 
 
 def list_file(path: Path) -> Listing:
@@ -222,6 +217,7 @@ class _Walk:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.inside = f"{root}{os.sep}".replace(os.sep * 2, os.sep)
+        self.passed = list[str]()  # What is hidden, and links to what is entered anyway
         self.leading_out = list[tuple[str, str]]()  # Names, and where they lead
         # A downloaded folder may have links to images of the user, which would then be in
         # embeddings, pages and exports.
@@ -239,7 +235,7 @@ class _Walk:
             try:
                 here = (self.root / folder).stat()
                 if (here.st_dev, here.st_ino) in entered:
-                    yield folder, BadFile(folder, PASSED)
+                    self.passed.append(folder)
                     continue
                 entered.add((here.st_dev, here.st_ino))
                 below = list[tuple[str, bool]]()
@@ -260,19 +256,20 @@ class _Walk:
         """The name of each entry, whether it is a link, and the state of what it leads to."""
         start = f"{folder}/" if folder else ""
         if os.path.lexists(f"{self.root}/{start}{MARKER}"):
-            yield start + MARKER, False, BadFile(start + MARKER, PASSED)
+            self.passed.append(start + MARKER)
             return
         with os.scandir(f"{self.root}/{folder}") as entries:  # one at a time, of maybe a million
             for entry in entries:
-                name, is_link = start + entry.name, entry.is_symlink()
+                name = start + entry.name
                 if is_hidden(entry.name):
-                    yield name, is_link, BadFile(name, PASSED)
-                elif is_link:
-                    yield name, is_link, self._followed(name)
-                else:
-                    yield name, is_link, entry.stat()
+                    self.passed.append(name)
+                elif not entry.is_symlink():
+                    yield name, False, entry.stat()
+                elif state := self._followed(name):
+                    yield name, True, state
 
-    def _followed(self, name: str) -> State:
+    def _followed(self, name: str) -> State | None:
+        """The state of what a link leads to; None if it is not to be followed."""
         path = f"{self.root}/{name}"
         state = _state(path, name)
         if isinstance(state, BadFile):
@@ -280,11 +277,12 @@ class _Walk:
         target = os.path.realpath(path)
         below = f"{target.rstrip(os.sep)}{os.sep}"
         if stat.S_ISDIR(state.st_mode) and self.inside.startswith(below):
-            return BadFile(name, PASSED)  # it leads to what it is in
-        if not target.startswith(self.inside):
-            self.leading_out.append((name, target))
-            return state if self.follow else BadFile(name, OUTSIDE)
-        return state
+            self.passed.append(name)  # it leads to what it is in
+            return None
+        if target.startswith(self.inside):
+            return state
+        self.leading_out.append((name, target))
+        return state if self.follow else None
 
     def notes(self) -> list[Note]:
         """Note links that lead out of the folder."""

@@ -63,9 +63,8 @@ class Listing:
     bad: list[BadFile] = field(default_factory=list[BadFile])
     key: str = ""  # The absolute path, which the index of headers is filed under; '' for no index
     rows: Mapping[str, Row] = field(default_factory=dict[str, Row])
-    """What the data say of each image. Without it, folders may be classes."""
-    regions: Mapping[str, Row] = field(default_factory=dict[str, Row])
-    """What the data say of each region of an image by its name, where these are what they hold."""
+    """What the data say of each image or, where these are what they hold, of each of its regions.
+    Without it, folders may be classes."""
     renamed: Collection[str] = ()  # Names that the data spell otherwise
     tried: Collection[str] = ()  # Names that do not say of an image that it is one
     others: Sequence[str] = ()  # Files that are passed over

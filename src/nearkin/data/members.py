@@ -64,11 +64,6 @@ class Archives(Source):
         """The member's first `limit` bytes, or all of it; an OSError if it is damaged."""
         return read_member(*self._place(row), limit)
 
-    @property
-    def sizes(self) -> Int64[np.ndarray, " members"]:
-        """Bytes of each member."""
-        return self.places[:, Place._fields.index("bytes")]
-
     def only(self, rows: Int64[np.ndarray, " rows"]) -> "Archives":
         """The source of these members alone."""
         used, file_of = np.unique(self.file_of[rows], return_inverse=True)

@@ -71,7 +71,7 @@ def open_images(
     if not cache:
         listing = replace(listing, key="")
     images = scan(listing, full=full, on_progress=on_progress)
-    if listing.regions:
+    if any(row.box for row in listing.rows.values()):
         images, rows = cut(images, listing)
         listing = replace(listing, rows=rows)
     if not images.names:
@@ -187,7 +187,7 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
     rows: Mapping[str, Row] = {}
     boxed = any(row.box for _, row in told) and len(images) and images.source.region(0)
     if boxed and isinstance(file, Path):
-        rows = list_table(file, told).regions
+        rows = list_table(file, told).rows
     rows = rows or match(file, told, images.names, images)[0]
     absent = Row()
     return np.array([rows.get(image, absent).label for image in images.names], np.str_)

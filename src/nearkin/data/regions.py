@@ -168,8 +168,8 @@ def cut(images: Images, files: Listing) -> tuple[Images, dict[str, Row]]:
     row_of = {name: row for row, name in enumerate(images.names)}
     bad, reasons, said = list[BadFile](), images.reasons, dict[str, Row]()
     rows, boxes = list[int](), list[Box]()
-    for name in sorted(files.regions, key=in_bytes):
-        row, file = files.regions[name], name.rpartition("#")[0]
+    for name in sorted(files.rows, key=in_bytes):
+        row, file = files.rows[name], name.rpartition("#")[0]
         if file not in row_of:
             bad.append(BadFile(name, reasons[file]))
             continue

@@ -181,9 +181,12 @@ def split_images(
         found = found or duplicates(images, on_progress)
         num_exact, grouped = found.num_exact, replace(images, groups=found.groups)
         images = grouped if declared else _without_chains(grouped, found, share)
-    if (part == NEW).all():
-        return Split(images, *split_rows(images, share, seed), num_exact)
     held_out = part == 1 if declared else _joined(part, images, share, seed)
+    if (part == NEW).all() and (held_out.all() or not held_out.any()):
+        raise DataError(
+            f"{count(len(images), 'image')} cannot be divided in two parts of {1 - share:g} and "
+            f"{share:g}; give more images, or none that are all alike"
+        )
     return Split(images, np.flatnonzero(~held_out), np.flatnonzero(held_out), num_exact)
 
 
@@ -224,7 +227,7 @@ def _without_chains(images: Images, found: Duplicates, share: float) -> Images:
 def _joined(
     part: Int64[np.ndarray, " images"], images: Images, share: float, seed: int
 ) -> Bool[np.ndarray, " images"]:
-    """Which images are held out, where the part of some is decided: new ones join their group's.
+    """Which images are held out: where the part of some is decided, new ones join their group's.
 
     That is the part that trains, if it has both. A group without any is as good as new.
     """
@@ -240,28 +243,14 @@ def has_test_split(images: Images) -> bool:
     return bool(0 < (images.splits == "test").sum() < len(images))
 
 
-def split_rows(
-    images: Images, share: float, seed: int
-) -> tuple[Int64[np.ndarray, " train"], Int64[np.ndarray, " test"]]:
-    """Divide the images into rows to train on and rows to score, regardless of labels.
-
-    Where the data themselves name test images, those are scored, and all others trained on.
-    Otherwise a group is held out if a hash of the seed and its smallest name, uniform in 0...1,
-    lies below `share`. So an image without near-duplicates stays on its side when others come or
-    go. A group larger than the whole share always trains. Only where this would leave a side empty
-    does one group change over: the one with the most extreme hash or, where all are that large, a
-    smallest one.
-    """
-    test = images.splits == "test" if has_test_split(images) else _held_out(images, share, seed)
-    if test.all() or not test.any():
-        raise DataError(
-            f"{count(len(images), 'image')} cannot be divided in two parts of {1 - share:g} and "
-            f"{share:g}; give more images, or none that are all alike"
-        )
-    return np.flatnonzero(~test), np.flatnonzero(test)
-
-
 def _held_out(images: Images, share: float, seed: int) -> Bool[np.ndarray, " images"]:
+    """Which images are held out, regardless of labels.
+
+    A group is, if a hash of the seed and its smallest name lies below `share`. So an image without
+    near-duplicates stays on its side when others come or go. A group larger than the whole share
+    always trains. Only where this would leave a side empty does one group change over: the one
+    with the most extreme hash or, where all are that large, a smallest one.
+    """
     # Rows are sorted by name, so the first row of a group holds its smallest name.
     _, first, group = np.unique(images.groups, return_index=True, return_inverse=True)
     size = np.bincount(group)

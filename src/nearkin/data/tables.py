@@ -126,20 +126,19 @@ class Resolver:
     def _composed(self) -> Mapping[str, str]:
         return {normalize("NFC", name): name for name in sorted(self.names)}
 
+    def _name(self, path: str) -> str | None:
+        """The image of this name, in whatever form its letters are."""
+        return path if path in self.names else self._composed.get(normalize("NFC", path))
+
     def named(self, written: str) -> str | None:
-        """The image of this name."""
-        for path in spelled(written):
-            if path in self.names:
-                return path
-        composed = (normalize("NFC", path) for path in spelled(written))
-        return next((self._composed[path] for path in composed if path in self._composed), None)
+        """The image of this name, however it is spelled."""
+        return next(filter(None, map(self._name, spelled(written))), None)
 
     def at(self, path: str) -> str | None:
         """The image at an absolute path; None if it is not one of the data."""
         folder, file = split(path)
         for place in (path, join(self._resolved(folder), file)) if self.root else ():
-            name = place.removeprefix(self.root)
-            name = name if name in self.names else self._composed.get(normalize("NFC", name), "")
+            name = self._name(place.removeprefix(self.root))
             if place.startswith(self.root) and name:
                 return name
         return None
