@@ -25,7 +25,6 @@ from nearkin.metrics.intervals import (
     crossed_interval,
     paired_interval,
     positive_interval,
-    ratio_interval,
     score_interval,
     wilson,
 )
@@ -78,10 +77,6 @@ def differences(p, q, groups):
         return p - q, paired_interval(first & ~second, second & ~first, groups)
 
     return draw
-
-
-def ratios(p, q, groups):
-    return lambda rng: (p / q, ratio_interval(*pairs(p, q, groups, rng), groups))
 
 
 def recalls(p, spread, groups):
@@ -155,7 +150,6 @@ def labelings(statistic, wrong, groups):
 CASES = {
     "accuracy": lambda p, groups: shares(p, groups),
     "difference": lambda p, groups: differences(p, p - 0.05, groups),
-    "ratio": lambda p, groups: ratios(p, p - 0.05, groups),
     "balanced accuracy": lambda p, groups: recalls(p - 0.05, 0.05, groups),
     "few-shot": lambda p, groups: shots(p, groups),
     "average precision": lambda _, groups: scores(groups),

@@ -254,32 +254,6 @@ def paired_interval(
     return Interval(max(-1.0, value - low), min(1.0, value + high), effective)
 
 
-def ratio_interval(
-    first: Bool[np.ndarray, " n"],
-    second: Bool[np.ndarray, " n"],
-    groups: Groups = None,
-    variance: float = 0.0,
-) -> Interval:
-    """Interval of one accuracy over another on the same images, by the delta method.
-
-    The logarithm of the ratio of two paired proportions has the variance
-    `(gained + lost) / (right first * right second)`; half an image is added to each count, so
-    that it is never 0 (Bonett & Price. Confidence intervals for a ratio of binomial proportions
-    based on paired data. Statistics in Medicine 2006, has this interval and others).
-
-    Arguments are those of `paired_interval`, of both accuracies. At least one of `second` is
-    right.
-    """
-    n, gain = len(first), first.astype(np.float64) - second
-    effective = effective_number(design_effect(gain, groups), groups, gain != 0)
-    share = effective / n
-    right, other = (share * float(x.sum()) + 0.5 for x in (first, second))
-    differ = share * float(np.abs(gain).sum()) + 1
-    error = math.sqrt(differ / (right * other) + variance * (effective / right) ** 2)
-    ratio = right / other
-    return Interval(ratio * math.exp(-Z * error), ratio * math.exp(Z * error), effective)
-
-
 def tango(gained: float, lost: float, total: float) -> tuple[float, float]:
     """Score interval of the difference of two paired proportions (Tango 1998, equation 8).
 

@@ -12,7 +12,6 @@ from nearkin.metrics.intervals import (
     Groups,
     Interval,
     paired_interval,
-    ratio_interval,
     score_interval,
 )
 
@@ -155,18 +154,13 @@ def with_interval(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two classifiers differ that were scored on the same images.
-
-    Of the first to the second; each interval is of 95 %.
-    """
+    """How two classifiers differ that were scored on the same images: the first to the second."""
 
     name: str  # Of the metric
     first: float  # Accuracies
     second: float
-    low: float  # The interval of their difference
+    low: float  # The 95 % interval of their difference
     high: float
-    ratio_low: float | None  # The interval of their ratio; None where the second is never right
-    ratio_high: float | None
     n: int  # Images that both were scored on
     effective_n: float | None  # Independent images that would tell as much
 
@@ -174,11 +168,6 @@ class Difference:
     def value(self) -> float:
         """The difference."""
         return self.first - self.second
-
-    @property
-    def ratio(self) -> float:
-        """The first accuracy as a share of the second, which is above 0."""
-        return self.first / self.second
 
     @property
     def clear(self) -> int:
@@ -204,10 +193,7 @@ def difference(first: Metric, second: Metric, variance: float = 0.0) -> Differen
     interval = paired_interval(
         new.correct & ~old.correct, old.correct & ~new.correct, new.groups, variance
     )
-    ratio: tuple[float | None, float | None] = None, None
-    if old.correct.any():
-        ratio = ratio_interval(new.correct, old.correct, new.groups, variance)[:2]
     return Difference(
-        first.name, first.value, second.value, interval.low, interval.high, *ratio,
-        len(new.rows), interval.effective_n,
+        first.name, first.value, second.value, interval.low, interval.high, len(new.rows),
+        interval.effective_n,
     )  # fmt: skip
