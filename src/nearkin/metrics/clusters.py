@@ -19,28 +19,14 @@ Table = Any
 # One to one
 
 
-def cluster_accuracy(labels: Labels, clusters: Labels) -> tuple[float, dict[int, int]]:
-    """Return the accuracy of clusters under the best one-to-one match with the classes.
-
-    One Hungarian match over all images. If there are more clusters than classes, some clusters
-    match no class and their images count as wrong, and the other way round. Returns the accuracy,
-    0 if there are no images, and the class of each matched cluster.
-
-    >>> cluster_accuracy(np.array([7, 7, 8, 9]), np.array([1, 1, 0, 0]))
-    (0.75, {1: 7, 0: 8})
-    """
-    mapping = match(labels, clusters)
-    correct = float(right(labels, clusters, mapping).sum())
-    return correct / max(len(labels), 1), mapping
-
-
 def match(
     labels: Labels, clusters: Labels, weight: Int[np.ndarray, " n"] | None = None
 ) -> dict[int, int]:
     """Return the class of each matched cluster, in the match that has the most images right.
 
-    As many are matched as there are clusters or classes, whichever are fewer. The `weight` of an
-    image is 1 by default; below 2^53 in total.
+    One Hungarian match over all images. If there are more clusters than classes, some match no
+    class, and their images count as wrong; and the other way round. The `weight` of an image is 1
+    by default; below 2^53 in total.
 
     >>> match(np.array([0, 0, 1]), np.array([5, 5, 5]), weight=np.array([1, 1, 3]))
     {5: 1}
