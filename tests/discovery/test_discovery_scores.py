@@ -85,9 +85,7 @@ def test_accuracy_under_the_best_naming_has_its_golden_values(predicted, expecte
 
 def test_one_match_of_all_classes_is_stricter_than_one_for_each_part():
     truth, predicted = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 0, 0, 1])
-    first_version = [
-        best(truth[rows], predicted[rows]) for rows in (truth < 1, truth > 0)
-    ]
+    first_version = [best(truth[rows], predicted[rows]) for rows in (truth < 1, truth > 0)]
     assert first_version == [2 / 3, 2 / 3]
     assert gcd(truth, predicted, 1) == {"all": 0.5, "known": 2 / 3, "novel": 1 / 3}
 

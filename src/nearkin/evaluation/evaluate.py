@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -27,8 +28,8 @@ from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks
-from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
-from nearkin.evaluation.protocols import GEOMETRY, METRICS, MISSING, PROTOCOLS, Inputs, chosen
+from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows, large_ks
+from nearkin.evaluation.protocols import GEOMETRY, METRICS, PROTOCOLS, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.objectives.fused import blocks
@@ -66,21 +67,13 @@ class Evaluation(Result):
     @classmethod
     def stored(cls, summary: Mapping[str, Any], start: Path | None = None) -> "Evaluation":
         """Return what `to_dict` has made plain, without the outcomes of single images."""
-        metrics = {
-            table: [Metric(**entry) for entry in column.values()]
-            for table, column in summary["metrics"].items()
-        }
-        compared = summary.get("differences", {}).items()
-        return cls(
-            summary["sizes"],
-            metrics,
-            summary["left_out"],
-            {table: tuple(Difference(**each) for each in found) for table, found in compared},
-            summary.get("comparison", {}).get("collapsed", False),
-            Leaks(**summary["leaks"]) if "leaks" in summary else None,
-            start,
-            ColumnTest.stored(summary["column"]) if "column" in summary else None,
-        )
+        names = {"sizes", "left_out", "differences", "leaks"} & summary.keys()
+        metrics = {table: [*column.values()] for table, column in summary["metrics"].items()}
+        plain = {name: summary[name] for name in names} | {"metrics": metrics}
+        collapsed = summary.get("comparison", {}).get("collapsed", False)
+        column = ColumnTest.stored(summary["column"]) if "column" in summary else None
+        found = msgspec.convert(plain, cls)
+        return replace(found, collapsed=collapsed, start=start, column=column)
 
     @property
     def comparison(self) -> StartComparison | None:
@@ -201,7 +194,7 @@ def _measured(
         on_progress(done, len(titles), title)
         try:
             metrics += METRICS[title](inputs)
-            reasons |= MISSING[title](inputs) if title in MISSING else {}
+            reasons |= large_ks(inputs.train) if title == "kNN" else {}
         except DataError as error:
             reasons[title] = str(error)
     on_progress(len(titles), len(titles), "measured")

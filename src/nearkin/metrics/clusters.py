@@ -92,30 +92,25 @@ def adjusted_rand_index(table: Table) -> float:
     return (together - expected) / ((of_class + of_cluster) / 2 - expected)
 
 
-LOWEST: Final[Mapping[Callable[[Table], float], float]] = {
-    normalized_mutual_information: 0.0,
-    adjusted_rand_index: -0.5,
+STATISTICS: Final[Mapping[str, tuple[Callable[[Table], float], float]]] = {
+    "NMI": (normalized_mutual_information, 0.0),
+    "ARI": (adjusted_rand_index, -0.5),
 }
-"""What each of the two can be at the least."""
+"""The two by name, and what each can be at the least."""
 
 
 def agreement(
-    statistic: Callable[[Table], float],
-    labels: Labels,
-    clusters: Labels,
-    groups: Groups = None,
-    *,
-    seed: int,
-) -> tuple[float, Interval]:
-    """Return one of the two statistics above, and the interval of what other images would have.
+    labels: Labels, clusters: Labels, groups: Groups = None, *, seed: int
+) -> dict[str, tuple[float, Interval]]:
+    """Return both statistics, each with the interval of what other images would have.
 
     Of as many images: mutual information is higher where they are few. Its value plus and minus
     its bootstrap error, by draws of images, or of whole groups, that keep their clusters. Some
     three images of a draw go to another one's cluster, so that few that agree are not certain.
     Quantiles of the draws are not used: repeated images raise both statistics.
     """
-    table, generator = contingency(labels, clusters), np.random.default_rng(seed)
-    value, n = statistic(table), len(labels)
+    table, n = contingency(labels, clusters), len(labels)
+    generator = np.random.default_rng(seed)
     if groups is None or len(np.unique(groups)) == n:
         drawn = (generator.multinomial(n, table.data / n) for _ in range(RESAMPLES))
     else:
@@ -124,9 +119,13 @@ def agreement(
         each = contingency(groups, cell)
         even = np.full(each.shape[0], 1 / each.shape[0])
         drawn = (generator.multinomial(len(even), even) @ each for _ in range(RESAMPLES))
-    draws = [statistic(_shuffled(table, count, generator)) for count in drawn]
-    half = quantile(groups) * float(np.std(draws, ddof=1))
-    return value, Interval(max(LOWEST[statistic], value - half), min(1.0, value + half), None)
+    tables = (_shuffled(table, count, generator) for count in drawn)
+    draws = [[statistic(each) for statistic, _ in STATISTICS.values()] for each in tables]
+    found, errors = {}, np.std(draws, axis=0, ddof=1)
+    for (name, (statistic, lowest)), error in zip(STATISTICS.items(), errors, strict=True):
+        value, half = statistic(table), quantile(groups) * float(error)
+        found[name] = value, Interval(max(lowest, value - half), min(1.0, value + half), None)
+    return found
 
 
 def _shuffled(

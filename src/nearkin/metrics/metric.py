@@ -98,7 +98,7 @@ def _short(value: float) -> str:
 
 def share(
     name: str,
-    correct: Bool[np.ndarray, " n"],
+    correct: Bool[np.ndarray, " n"] | Float[np.ndarray, " n"],
     protocol: Protocol,
     *,
     groups: Groups = None,
@@ -106,30 +106,20 @@ def share(
     chosen: Protocol | None = None,
     meaning: str = "",
 ) -> Metric:
-    """Return the share of images that are right, with Wilson's interval.
+    """Return the share of images that are right, or the mean of a score from 0 to 1 of each.
 
-    `rows` are the positions of these images among all test images; None for all of them.
+    The interval is that of `score_interval`. `rows` are the positions of these images among all
+    test images; None for all of them.
     """
-    metric = mean_score(name, correct.astype(np.float64), protocol, groups=groups, meaning=meaning)
-    rows = np.arange(len(correct)) if rows is None else rows
-    return replace(metric, chosen=chosen or {}, outcome=Outcome(rows, correct, groups))
-
-
-def mean_score(
-    name: str,
-    values: Float[np.ndarray, " n"],
-    protocol: Protocol,
-    *,
-    groups: Groups = None,
-    meaning: str = "",
-) -> Metric:
-    """Return the mean of a score from 0 to 1 of each image; see `score_interval`."""
-    value = float(values.mean()) if len(values) else 0.0
-    interval = score_interval(values, groups)
-    return with_interval(
-        name, value, interval, protocol, kind="Wilson", n=len(values), groups=groups,
-        meaning=meaning,
+    n, values = len(correct), correct.astype(np.float64)
+    rows = np.arange(n) if rows is None else rows
+    metric = with_interval(
+        name, float(values.mean()) if n else 0.0, score_interval(values, groups), protocol,
+        kind="Wilson", n=n, groups=groups, chosen=chosen, meaning=meaning,
     )  # fmt: skip
+    if correct.dtype != bool:
+        return metric
+    return replace(metric, outcome=Outcome(rows, correct, groups))
 
 
 def with_interval(

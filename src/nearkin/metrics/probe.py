@@ -177,16 +177,13 @@ class Choice:
     strength: float  # `C`: the inverse of the regularization
     images: int  # Training images that were held out for it; without any, it is 1
 
-    @property
-    def is_end(self) -> bool:
-        """Whether it is the last of `STRENGTHS` on either side, so that others may be better."""
-        return bool(self.images) and self.strength in (STRENGTHS[0], STRENGTHS[-1])
-
     def described(self) -> dict[str, str | int | float]:
         """Return it for the protocol of a metric."""
         if not self.images:
             return {"C": self.strength, "held-out training images to choose it": 0}
-        end = {"at": "the end of its grid"} if self.is_end else {}
+        # Beyond the last strength on either side, others may be better.
+        is_end = self.strength in (STRENGTHS[0], STRENGTHS[-1])
+        end = {"at": "the end of its grid"} if is_end else {}
         return {"C": self.strength, **end, "held-out training images chose it": self.images}
 
 
