@@ -36,10 +36,9 @@ class Clustering:
 def compact(
     features: Float[Tensor, "n dim"], rows: Int[np.ndarray, " m"] | None = None
 ) -> Float[np.ndarray, "m kept"]:
-    """Unit features, reduced to at most their `WIDEST` principal components if they are wider.
+    """Unit features of all rows or of some, of at most their `WIDEST` principal components.
 
-    Of all rows, or of some of them by the components of all, of at most `SAMPLE` evenly spread
-    ones. Features may be on disk.
+    These are of at most `SAMPLE` evenly spread ones of all rows. Features may be on disk.
     """
     from sklearn.decomposition import PCA
 
@@ -74,17 +73,15 @@ def constrained_kmeans(
 ) -> Clustering:
     """K-means in which labeled rows stay in the cluster of their class, if there are any.
 
-    Unlabeled rows go to the nearest of all centers, and a center is the mean of all rows of its
-    cluster. Centers of labeled classes start at the means of their labeled rows, the others by
-    k-means++ (Arthur & Vassilvitskii 2007, each time the best of a few) among the unlabeled
-    ones. A cluster that loses all its rows starts anew at the unlabeled row farthest from its
-    center. The start with the least inertia wins.
+    Centers of labeled classes start at the means of their labeled rows, the others by k-means++
+    (Arthur & Vassilvitskii 2007, each time the best of a few) among the unlabeled ones. A cluster
+    that loses all its rows starts anew at the unlabeled row farthest from its center. Each of
+    `n_init` starts ends after `max_iter` steps, or when no row moves; the one with the least
+    inertia wins. The label of a row is its cluster, or `UNLABELED`; `k` counts the clusters of
+    the labeled classes, too.
 
     Han et al. Learning to discover novel visual categories via deep transfer clustering. ICCV
     2019; Vaze et al. Generalized category discovery. CVPR 2022, section 3.2.
-
-    The label of a row is its cluster, or `UNLABELED`; `k` counts the clusters of the labeled
-    classes, too. Each of `n_init` starts ends after `max_iter` steps, or when no row moves.
 
     Raises:
         DataError: If there are no rows, or more classes than clusters.

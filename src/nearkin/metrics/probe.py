@@ -115,10 +115,7 @@ def _cross_entropy(
     bias: Float[Tensor, " classes"],
     size: int,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "classes dim"], Float[Tensor, " classes"]]:
-    """Return the mean cross-entropy of linear logits, and its gradients, by blocks of rows.
-
-    Of few images, autograd takes twice as long.
-    """
+    """Return the mean cross-entropy of linear logits, and its gradients; autograd is slower."""
     loss, of_weight, of_bias = bias.new_zeros(()), torch.zeros_like(weight), torch.zeros_like(bias)
     for rows in blocks(len(y), size):
         block, target = x[rows], y[rows, None]
@@ -134,12 +131,9 @@ def _cross_entropy(
 def _principal_directions(
     x: Float[Tensor, "n dim"] | Standardized, size: int
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "dim rank"]]:
-    """Return the mean squares of features along their principal directions, and these.
-
-    Of fewer rows than dimensions, only the directions that these span: the optimum is there.
-    """
+    """Return the mean squares of features along their principal directions, and these."""
     n, dim = x.shape
-    if n < dim:
+    if n < dim:  # only the directions that rows span: the optimum is there
         rows = x[:].double()
         squares, left = torch.linalg.eigh(rows @ rows.T)
         real = squares > ROUNDING * squares[-1]
