@@ -150,10 +150,9 @@ def evaluate_tables(
     """Take the same metrics of several tables of features of the same images.
 
     The first of `tables` is the encoder's, whose numbers of images are reported; the others are
-    what it stands beside, and is compared with image by image. Training embeddings are the bank of
-    kNN and what the probe learns from. The labels of test images decide nothing but the scores.
-    For metrics that need more than features, `images` has those of each table. `scored` says what
-    the test images are.
+    what it stands beside, and is compared with image by image. The labels of test images decide
+    nothing but the scores. `images` are for metrics that need more than features, by table, and
+    `scored` says what the test images are.
     """
     titles = chosen(protocol)
     metrics, reasons = dict[str, list[Metric]](), dict[str, dict[str, str]]()

@@ -228,9 +228,8 @@ def place(
 ) -> Float[np.ndarray, "m 2"]:
     """Return coordinates of new images on the map of these features.
 
-    The geometric median of the nearest images' places, weighted by the inverse squared distance:
-    an image of the map lands on itself, and one between two groups lands in one of them, where a
-    mean would land between.
+    An image of the map lands on itself, and one between two groups in one of them: a mean of
+    places, other than their median, would be between.
     """
     bank = torch.from_numpy(features)
     similarity, anchors = nearest(bank, torch.from_numpy(new), min(ANCHORS, len(features)))
@@ -240,9 +239,9 @@ def place(
 def _medians(
     near: Float[np.ndarray, "m k 2"], similarity: Float32[np.ndarray, "m k"]
 ) -> Float[np.ndarray, "m 2"]:
-    """The weighted geometric median of each row's places, nearly: five steps by Weiszfeld (1937).
+    """The geometric median of each row's places, nearly, weighted by inverse squared distances.
 
-    They start at the median of each coordinate alone, of which many rows would share one.
+    Five steps by Weiszfeld (1937) from the median of each coordinate, which many rows share.
     """
     weights = 1 / np.maximum(2 - 2 * similarity.astype(np.float64), 2e-7)
     order = near.argsort(axis=1, kind="stable")
