@@ -2,7 +2,8 @@
 
 Whether training helped is decided by one metric, so that no second one can be looked at until some
 difference shows: kNN top-1, for which nothing is trained. Without labels it is view retrieval,
-which can only tell of harm, as contrastive methods are trained for it.
+which can only tell of harm: it is what contrastive methods are trained for, and says nothing about
+classes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -120,10 +120,10 @@ def agreement(
         even = np.full(each.shape[0], 1 / each.shape[0])
         drawn = (generator.multinomial(len(even), even) @ each for _ in range(RESAMPLES))
     tables = (_shuffled(table, count, generator) for count in drawn)
-    draws = [[statistic(each) for statistic, _ in STATISTICS.values()] for each in tables]
-    found, errors = {}, np.std(draws, axis=0, ddof=1)
-    for (name, (statistic, lowest)), error in zip(STATISTICS.items(), errors, strict=True):
-        value, half = statistic(table), quantile(groups) * float(error)
+    draws = ([statistic(each) for statistic, _ in STATISTICS.values()] for each in tables)
+    found, by_statistic = {}, zip(*draws, strict=True)
+    for (name, (statistic, lowest)), own in zip(STATISTICS.items(), by_statistic, strict=True):
+        value, half = statistic(table), quantile(groups) * float(np.std(own, ddof=1))
         found[name] = value, Interval(max(lowest, value - half), min(1.0, value + half), None)
     return found
 
