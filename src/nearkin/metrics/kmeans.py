@@ -33,16 +33,13 @@ class Clustering:
     inertia: float  # Sum of squared distances of the rows to the centers of their clusters
 
 
-def compact(
-    features: Float[Tensor, "n dim"], rows: Int[np.ndarray, " m"] | None = None
-) -> Float[np.ndarray, "m kept"]:
-    """Unit features of all rows or of some, of at most their `WIDEST` principal components.
+def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
+    """Unit features, or their `WIDEST` leading principal components if they are wider.
 
-    These are of at most `SAMPLE` evenly spread ones of all rows. Features may be on disk.
+    These are of at most `SAMPLE` evenly spread rows. Features may be on disk.
     """
     from sklearn.decomposition import PCA
 
-    rows = np.arange(len(features)) if rows is None else rows
     (n, dim), mean, components = features.shape, None, None
     if dim > WIDEST and n > 1:  # one row has no components
         sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
@@ -51,10 +48,10 @@ def compact(
         mean, components = (
             torch.from_numpy(x).to(features.device) for x in (pca.mean_, pca.components_.T)
         )
-    reduced = np.empty((len(rows), dim if components is None else components.shape[1]), np.float32)
+    reduced = np.empty((n, dim if components is None else components.shape[1]), np.float32)
     # Kept in pieces between the blocks, they would leave holes in memory that no block fits into.
-    for part in blocks(len(rows), max(1, BLOCK // dim)):
-        x = unit(features[rows[part]].float())
+    for part in blocks(n, max(1, BLOCK // dim)):
+        x = unit(features[part].float())
         if mean is not None and components is not None:
             # Centered first, unlike by `transform`: equal rows stay equal despite rounding.
             x = (x - mean) @ components
