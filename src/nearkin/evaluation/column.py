@@ -262,12 +262,13 @@ class Known:
         predicted = np.zeros((2, len(test)), test.labels.dtype)
         order = rng.permutation(np.flatnonzero(train.labels != UNLABELED))
         order = order[np.argsort(train.labels[order], kind="stable")]
+        classes = train.labels[order]
+        rank = np.arange(len(order)) - np.searchsorted(classes, classes)  # of each in its class
         for value in np.unique(self.asked[labeled]):
             rows = labeled[self.asked[labeled] == value]
             others = order[self.own[order] != value]
             counts = np.bincount(train.labels[others], minlength=train.labels.max() + 1)
-            drawn = order[_rank(train.labels[order]) < counts[train.labels[order]]]
-            for place, bank in enumerate((others, drawn)):
+            for place, bank in enumerate((others, order[rank < counts[classes]])):
                 some = np.sort(bank)
                 votes = predict(train.tensor[some], train.labels[some], test.tensor[rows])
                 predicted[place, rows] = votes
@@ -277,9 +278,3 @@ class Known:
             share(KNN, each, vote_protocol(K), groups=groups, rows=labeled) for each in right
         )
         return other, any_value
-
-
-def _rank(ordered: np.ndarray) -> np.ndarray:
-    """Return the position of each element among its equals, which follow each other."""
-    _, start, size = np.unique(ordered, return_index=True, return_counts=True)
-    return np.asarray(np.arange(len(ordered)) - np.repeat(start, size))
