@@ -31,7 +31,7 @@ def nearest(
     exclude_self: bool = False,
     ignored: Bool[Tensor, "queries bank"] | None = None,
 ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
-    """Return the `k` rows of the bank most similar to each query, by cosine, the first ones first.
+    """Return cosines and rows of the `k` rows of the bank most similar to each query, in order.
 
     Features are of any length, and there are no more neighbors than the bank has rows. Equal
     similarities are ordered by their place in the bank, so the answer is unique. With
