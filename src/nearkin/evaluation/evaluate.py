@@ -1,6 +1,6 @@
 """All metrics of an encoder, beside those of its start, an untrained network and raw pixels."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -8,8 +8,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 from typing_extensions import override
 
 from nearkin.choices import Protocol
@@ -323,13 +322,9 @@ def second_view(
         sampler=RandomBatchSampler(len(some), 1, seed),
         device=device,
     )
-
-    def inputs() -> Iterator[Float[Tensor, "batch _ _ _"]]:
-        size = images_at_once(encoder.image_size, device)
-        for piece in np.array_split(np.arange(len(some)), range(size, len(some), size)):
-            yield normalize(batches.views(0, piece)[0])
-
-    features = encode(encoder, inputs())
+    size = images_at_once(encoder.image_size, device)
+    pieces = np.array_split(np.arange(len(some)), range(size, len(some), size))
+    features = encode(encoder, (normalize(batches.views(0, piece)[0]) for piece in pieces))
     own = np.setdiff1d(np.arange(len(some)), list(batches.bad))  # bad ones show another's view
     return embeddings_of(some.subset(own), features.numpy()[own], rows[own])
 
