@@ -68,9 +68,9 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
     **{
         name: module(name)
         for name in (
-            "accelerate", "aiohttp", "datasets", "faiss", "imagecodecs", "lightly", "lightning",
-            "onnx", "openvino", "peft", "pillow_heif", "playwright", "pyspark", "ray",
-            "tensorboard", "trackio", "transformers", "wandb",
+            "accelerate", "aiohttp", "datasets", "imagecodecs", "lightly", "lightning", "onnx",
+            "openvino", "peft", "pillow_heif", "playwright", "pyspark", "ray", "tensorboard",
+            "trackio", "transformers", "wandb",
         )
     },
 }  # fmt: skip

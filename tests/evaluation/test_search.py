@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 
 import builders
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 from builders import write_network
 from nearkin_command import run as nearkin_command
-from needs import need
 from PIL import Image
 from pyarrow import parquet
 
@@ -21,8 +19,6 @@ import nearkin
 from nearkin.commands.embed import embed
 from nearkin.commands.neighbors import Neighbor
 from nearkin.errors import CheckpointError
-from nearkin.evaluation import index
-from nearkin.evaluation.index import kind_of_index, shortlist, write_index
 from nearkin.evaluation.shards import Note, ShardFolder
 from nearkin.evaluation.table import open_table
 from nearkin.evaluation.vectors import BLOCK_SIZE
@@ -319,117 +315,3 @@ def test_flipped_bytes_are_refused_or_change_no_more_than_numbers(run, images, t
             run, images / "cat" / "00.png", "--vectors", tmp_path / "t.parquet"
         )
         assert code in (0, 3, 5), (place, capsys.readouterr().err)
-
-
-def test_the_kind_of_an_index_follows_from_the_size():
-    assert kind_of_index(1, 512) == kind_of_index(49_999, 512) == ("Flat", 0)
-    assert kind_of_index(50_000, 128) == ("IVF892,PQ64np", 44_600)
-    assert kind_of_index(10**8, 2048) == ("IVF40000,PQ64np", 2_000_000)
-    assert kind_of_index(10**10, 768) == ("IVF65536,PQ64np", 3_276_800)
-    assert kind_of_index(10**6, 48)[0] == "IVF4000,PQ48np"
-    assert kind_of_index(10**6, 1021)[0] == "IVF4000,SQ8"  # a prime
-
-
-@pytest.mark.needs("faiss")
-def test_a_small_index_gives_what_comparing_all_gives(run, images, tmp_path, capsys):
-    for table in ("shards", "embeddings.parquet"):
-        path = tmp_path / f"{table}.faiss"
-        asked = [
-            run,
-            images / "dog" / "03.png",
-            images / "cat" / "02.png",
-            "--vectors",
-            run / table,
-        ]
-        exact = answers(capsys, *asked, "--top", 3)
-        for is_there in (False, True):  # the first search makes it
-            assert path.exists() == is_there
-            assert answers(capsys, *asked, "--top", 3, "--index", path) == exact, table
-        assert json.loads(path.with_name(f"{path.name}.json").read_text())["kind"] == "Flat"
-
-
-def clustered(count, dim, seed):
-    """Directions in clusters of about 25, with spread."""
-    rng = np.random.default_rng(seed)
-    centers = rng.normal(size=(count // 25, dim))
-    vectors = centers[rng.integers(0, len(centers), count)] + 0.5 * rng.normal(size=(count, dim))
-    return vectors.astype(np.float32)
-
-
-@pytest.mark.needs("faiss")
-def test_a_large_index_finds_nine_of_ten_neighbors_and_is_the_same_every_time(
-    tmp_path, monkeypatch
-):
-    """As of 50,000 images, with 200 lists, of which 14 are scanned, in place of 892 and 64."""
-    for name, value in (("FLAT", 10_000), ("MOST_LISTS", 200), ("PROBES", 14)):
-        monkeypatch.setattr(index, name, value)
-    vectors, first, second = clustered(10_000, 8, 0), tmp_path / "1.faiss", tmp_path / "2.faiss"
-    table = open_table(write_folder(tmp_path / "shards", vectors, 4_000, 1_200))
-    write_index(first, table)
-    note = json.loads((tmp_path / "1.faiss.json").read_text())
-    assert (note["kind"], note["images"]) == ("IVF200,PQ8np", 10_000)
-    queries = torch.nn.functional.normalize(torch.from_numpy(vectors[:100]))
-    rows = shortlist(first, table, queries, 10)
-    exact, near = (
-        [set(found) for found in table.nearest(queries, 10, of)[1].tolist()] for of in (None, rows)
-    )
-    assert np.mean([len(a & b) for a, b in zip(exact, near, strict=True)]) >= 9
-    write_index(second, table)
-    assert first.read_bytes() == second.read_bytes()
-
-
-@pytest.fixture
-def indexed(run, images, tmp_path):
-    """A copy of the shards with an index; and the command that asks it."""
-    need("faiss")
-    folder = shutil.copytree(run / "shards", tmp_path / "shards")
-    write_index(tmp_path / "x.faiss", open_table(folder))
-    image = images / "cat" / "00.png"
-    return tmp_path, [
-        "neighbors",
-        run,
-        image,
-        "--vectors",
-        folder,
-        "--index",
-        tmp_path / "x.faiss",
-    ]
-
-
-def test_an_index_of_other_vectors_or_changed_or_without_a_sound_note_is_not_loaded(
-    indexed, run, refusal
-):
-    folder, arguments = indexed
-    other = [*arguments[:4], run / "embeddings.parquet", *arguments[5:]]
-    assert "x.faiss is not of " in refusal(5, *other)
-    sound = (folder / "x.faiss").read_bytes()
-    for place in (0, 0.5, 0.99):
-        content = bytearray(sound)
-        content[int(place * len(content))] ^= 1
-        (folder / "x.faiss").write_bytes(content)
-        assert "not the file that is noted beside it" in refusal(5, *arguments), place
-    (folder / "x.faiss").write_bytes(sound)
-    note = folder / "x.faiss.json"
-    note.unlink()
-    assert "x.faiss.json cannot be used" in refusal(5, *arguments)
-    for text in ("", "[]", "{}", "[" * 100_000, '{"kind": 1}'):
-        note.write_text(text)
-        assert "x.faiss.json cannot be used" in refusal(5, *arguments), text[:20]
-
-
-def test_an_index_replaces_no_file_of_another_kind_and_without_faiss_what_installs_it_is_named(
-    run, images, refusal, tmp_path, monkeypatch
-):
-    before = (run / "embeddings.parquet").read_bytes()
-    words = ["neighbors", run, images / "cat" / "00.png", "--index"]
-    assert "ends in .faiss" in refusal(2, *words, run / "embeddings.parquet")
-    assert (run / "embeddings.parquet").read_bytes() == before
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    line = refusal(2, *words, tmp_path / "x.faiss")
-    assert "pip install 'nearkin[faiss]'" in line
-
-
-@pytest.mark.needs("faiss")
-def test_an_index_that_cannot_be_written_is_an_error(run, images, tmp_path, refusal):
-    words = ["neighbors", run, images / "cat" / "00.png", "--index", tmp_path / "no" / "x.faiss"]
-    assert "cannot write" in refusal(4, *words)

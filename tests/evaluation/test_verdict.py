@@ -21,7 +21,7 @@ def normal(*shape, seed=0):
 
 
 def differing(metric="kNN top-1", value=0.0, low=-0.02, high=0.02):
-    return Difference(metric, 0.5 + value, 0.5, low, high, 0.9, 1.1, 1000, 1000.0)
+    return Difference(metric, 0.5 + value, 0.5, low, high, 1000, 1000.0)
 
 
 def verdict(*found, collapsed=False):
@@ -155,11 +155,13 @@ def test_baselines_and_teachers_are_compared_image_by_image_too():
     assert [each.name for each in pixels] == ["kNN top-1", "linear probe", "view retrieval"]
     assert pixels[0].clear == 1
     assert teacher[0].clear == 0
-    assert teacher[0].ratio == 1
-    assert teacher[0].ratio_low < 1 < teacher[0].ratio_high
-    assert evaluation.kept[0].startswith("keeps 1.000 [")
+    same, n = teacher[0].first, teacher[0].n
+    assert evaluation.kept[0] == (
+        f"keeps 1.000 of its teacher's kNN top-1: {same:.3f} of {same:.3f} ({teacher[0]}, {n} "
+        "test images)"
+    )
     assert len(evaluation.kept) == 2
-    assert kept(replace(teacher[0], ratio_low=None)) == ""
+    assert kept(replace(teacher[0], second=0.0)) == ""
 
 
 @unchecked()

@@ -16,7 +16,6 @@ from nearkin.metrics.intervals import (
     effective_number,
     jackknife,
     paired_interval,
-    ratio_interval,
     score_interval,
     tango,
     wilson,
@@ -233,18 +232,3 @@ def test_a_further_variance_adds_to_the_squared_length_of_either_side():
     assert (value - wider) ** 2 == pytest.approx((value - low) ** 2 + (0.02 * z) ** 2)
     assert (value - higher) ** 2 == pytest.approx((value - high) ** 2 + (0.02 * z) ** 2)
     assert paired_difference(new, old, variance=100.0)[1:] == (-1, 1)
-
-
-def test_the_ratio_of_two_accuracies_has_its_own_variance():
-    """Of .2 and .8, the interval of the difference over .8 would be another (delta method)."""
-    new, old = outcomes(150, 50, 650, 150)
-    low, high, _ = ratio_interval(new, old)
-    assert low < 0.25 < high
-    error = (log(high) - log(low)) / (2 * 1.959964)
-    assert error == pytest.approx(((50 + 650) / (200 * 800)) ** 0.5, rel=0.01)
-    same = outcomes(90, 0, 0, 10)
-    low, high, _ = ratio_interval(*same)
-    assert low < 1 < high
-    base, wider = (ratio_interval(new, old, variance=v) for v in (0.0, 0.05**2))
-    squared = [((log(end.high) - log(end.low)) / (2 * 1.959964)) ** 2 for end in (base, wider)]
-    assert squared[1] - squared[0] == pytest.approx((0.05 / 0.2) ** 2, rel=0.01)

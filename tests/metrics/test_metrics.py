@@ -15,9 +15,10 @@ from nearkin.errors import DataError
 from nearkin.metrics import neighbors
 from nearkin.metrics.clusters import (
     adjusted_rand_index,
-    cluster_accuracy,
     contingency,
+    match,
     normalized_mutual_information,
+    right,
 )
 from nearkin.metrics.geometry import (
     alignment,
@@ -232,7 +233,8 @@ def test_cluster_accuracy_is_the_best_of_all_matches_and_nmi_and_ari_are_those_o
     pairs,
 ):
     labels, clusters = (np.array(column) for column in zip(*pairs))
-    accuracy, mapping = cluster_accuracy(labels, clusters)
+    mapping = match(labels, clusters)
+    accuracy = right(labels, clusters, mapping).mean()
     assert accuracy == pytest.approx(plain_accuracy(labels.tolist(), clusters.tolist()))
     assert len(set(mapping.values())) == len(mapping)
     assert accuracy == pytest.approx(np.mean([mapping.get(c) == y for y, c in pairs]))
@@ -246,9 +248,12 @@ def test_cluster_accuracy_is_the_best_of_all_matches_and_nmi_and_ari_are_those_o
 
 
 def test_splitting_a_class_into_two_clusters_costs_the_smaller_one():
-    assert cluster_accuracy(np.array([0, 0, 0, 1]), np.array([5, 5, 6, 7]))[0] == 0.75
-    assert cluster_accuracy(np.array([0, 0, 1]), np.array([4, 4, 4])) == (2 / 3, {4: 0})
-    assert cluster_accuracy(np.array([], int), np.array([], int)) == (0.0, {})
+    labels, clusters = np.array([0, 0, 0, 1]), np.array([5, 5, 6, 7])
+    assert right(labels, clusters, match(labels, clusters)).tolist() == [True, True, False, True]
+    assert match(np.array([0, 0, 1]), np.array([4, 4, 4])) == {4: 0}
+    none = np.array([], int)
+    assert match(none, none) == {}
+    assert right(none, none, {}).tolist() == []
 
 
 def test_blocks_of_a_large_bank_have_the_neighbors_of_the_whole():

@@ -148,7 +148,6 @@ def test_what_was_chosen_is_said_with_its_images_and_the_end_of_the_grid():
     alone = train_probe(torch.eye(3), np.arange(3), seed=0).choice
     assert alone.described() == {"C": 1.0, "held-out training images to choose it": 0}
     for strength, end in ((STRENGTHS[0], True), (STRENGTHS[-1], True), (1.0, False)):
-        assert probe.Choice(strength, 10).is_end == end
         assert ("at" in probe.Choice(strength, 10).described()) == end
 
 

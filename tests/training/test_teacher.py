@@ -313,7 +313,7 @@ def test_the_table_has_the_teacher_and_its_share_and_the_settings_the_number_of_
     for each in kept:
         own, its = (measures[of][each["name"]]["value"] for of in ("encoder", "teacher"))
         assert (each["first"], each["second"]) == (own, its)
-        assert each["ratio_low"] <= own / its <= each["ratio_high"]
+        assert each["low"] <= own - its <= each["high"]
     assert kept
     assert "of its teacher's kNN top-1" in "\n".join(run.lines())
     assert "teacher" in run.lines()[0]

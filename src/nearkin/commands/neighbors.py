@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -24,7 +24,6 @@ from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.inference import inference
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
-from nearkin.evaluation.index import shortlist
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.files import creating
 from nearkin.objectives import unit
@@ -71,7 +70,6 @@ def neighbors(
     images: Sequence[PathLike],
     *,
     vectors: VectorsLike | None = None,
-    index: PathLike | None = None,
     top: Count = 10,
     image_size: AutoImageSize = "auto",
     allow_partial: bool = False,
@@ -89,8 +87,6 @@ def neighbors(
         images: Image files. One that is in the table, too, is its own most similar one.
         vectors: What to search: features that `embed` has made by the same encoder; by default
             the run's own embeddings.parquet.
-        index: An approximate index of these vectors, NAME.faiss, which is made if it is not
-            there. Not all vectors are compared, and some neighbors may be missed.
         top: How many; no more are given than there are.
         image_size: Side of the images in pixels that the vectors were made with.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
@@ -104,12 +100,12 @@ def neighbors(
     Raises:
         UsageError: If there is no such thing.
         DataError: If an image cannot be read.
-        CheckpointError: If the vectors or the index are damaged, or of something else.
+        CheckpointError: If the vectors are damaged, or of something else.
     """
     sheet = None if output is None else Path(output)
     if sheet is not None:
         image_format(sheet)
-        reads = [encoder, *images, vectors, index, data]
+        reads = [encoder, *images, vectors, data]
         check_target(sheet, overwrite=overwrite, reads=reads)
     if not images:
         raise UsageError("nothing to look for; give at least one image")
@@ -138,8 +134,7 @@ def neighbors(
     with resource_errors(), table_of(vectors, Silent()) as table:
         check_origin(table, loaded, name)
         queries = _features(loaded, files, choose_device(device))
-        likely = None if index is None else shortlist(Path(index), table, queries, top)
-        nearest = _nearest(table, queries, top, likely)
+        nearest = _nearest(table, queries, top)
     found = [Neighbors(file, near) for file, near in zip(files, nearest, strict=True)]
     if sheet is not None and shown is not None:
         rows = [(each.image, [(n.path, n.similarity) for n in each.neighbors]) for each in found]
@@ -173,13 +168,10 @@ def _features(
 
 
 def _nearest(
-    table: EmbeddingTable,
-    queries: Float[Tensor, "queries dim"],
-    top: int,
-    likely: Int[np.ndarray, " rows"] | None,
+    table: EmbeddingTable, queries: Float[Tensor, "queries dim"], top: int
 ) -> list[list[Neighbor]]:
-    """Return the most similar rows to each query, of all or of these, with their names."""
-    similarity, rows = table.nearest(queries, top, likely)
+    """Return the most similar rows to each query, with their names."""
+    similarity, rows = table.nearest(queries, top)
     found, position = np.unique(rows.numpy(), return_inverse=True)
     columns = (table.texts(column, found) for column in ("path", "label"))
     paths, labels = (np.array(column, np.object_)[position].tolist() for column in columns)

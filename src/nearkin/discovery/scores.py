@@ -13,15 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from nearkin.classifier.calibration import calibration_error
 from nearkin.discovery.task import DiscoveryTask
-from nearkin.metrics.clusters import (
-    RESAMPLES,
-    UNSEEN,
-    adjusted_rand_index,
-    agreement,
-    match,
-    normalized_mutual_information,
-    right,
-)
+from nearkin.metrics.clusters import RESAMPLES, UNSEEN, agreement, match, right
 from nearkin.metrics.intervals import Interval, quantile
 from nearkin.metrics.metric import Metric, share, with_interval
 from nearkin.metrics.metric import Protocol as Method
@@ -97,11 +89,9 @@ def score(
 def _agreements(
     truth: Labels, predicted: Labels, groups: Labels, how: Method, seed: int
 ) -> Iterator[Metric]:
-    statistics = {"NMI": normalized_mutual_information, "ARI": adjusted_rand_index}
-    for name, statistic in statistics.items():
-        value, interval = agreement(statistic, truth, predicted, groups, seed=seed)
+    for name, found in agreement(truth, predicted, groups, seed=seed).items():
         name, n = f"task-aware {name}", len(truth)
-        yield with_interval(name, value, interval, how, kind="bootstrap", n=n, groups=groups)
+        yield with_interval(name, *found, how, kind="bootstrap", n=n, groups=groups)
 
 
 def score_quality(

@@ -45,9 +45,8 @@ def attentive_probe(
 ) -> list[Metric]:
     """Measure an attentive probe on tokens, and a linear one on features of the same images.
 
-    Tokens take hundreds of times the memory of features, so that few training images fit; the
-    linear probe on the features of these few is the number to compare with. Raw pixels and
-    embeddings have no tokens and are not measured.
+    Tokens take hundreds of times the memory of features, so that few training images fit. Raw
+    pixels and embeddings have no tokens and are not measured.
     """
     if views is None:
         raise DataError("it needs the images; there are only features")

@@ -97,16 +97,12 @@ def column_test(
     """Ask whether features follow a column that they are to ignore, and remove it from them.
 
     1. kNN predicts the column of test images. Chance is what it reaches if their values are
-       shuffled within each class, of images of one group only the first being asked. This
-       permutation test finds what is not there in at most `SURE` of all cases.
+       shuffled within each class, of images of one group only the first being asked.
     2. kNN predicts classes from training images of other values of the column. It stands beside
        kNN from as many training images of each class, of any value.
     3. `leace`, fitted to the training images, removes the column from both parts.
 
-    Images without a value are left out.
-
-    Raises:
-        UsageError: As `check_values`.
+    Images without a value are left out; for errors see `check_values`.
     """
     old = Known.of(column, pair, values)
     new, tested, removed = old.without(old.eraser()), old.tested(seed), f"{column} removed"
@@ -163,15 +159,12 @@ def remove_column(
     """Remove a column from features by `leace`, and measure what kNN predicts then.
 
     Images that are `held_out` are scored. The others are the neighbors, and the projection is
-    fitted to those of them whose value is known.
+    fitted to those of them whose value is known; for errors see `check_values`.
 
     Returns:
         Unit features of all images, as by another encoder: `encoder` is a digest of both the
-        encoder and the projection. And a line on the accuracy of kNN for the column, before and
-        after, with one on that for classes.
-
-    Raises:
-        UsageError: As `check_values`.
+        encoder and the projection. And two lines: what kNN predicts of the column before and
+        after, and of classes.
     """
     parts = replace(embeddings, splits=np.where(held_out, "test", "train"))
     old = Known.of(column, *divided(parts, values))
@@ -269,12 +262,13 @@ class Known:
         predicted = np.zeros((2, len(test)), test.labels.dtype)
         order = rng.permutation(np.flatnonzero(train.labels != UNLABELED))
         order = order[np.argsort(train.labels[order], kind="stable")]
+        classes = train.labels[order]
+        rank = np.arange(len(order)) - np.searchsorted(classes, classes)  # of each in its class
         for value in np.unique(self.asked[labeled]):
             rows = labeled[self.asked[labeled] == value]
             others = order[self.own[order] != value]
             counts = np.bincount(train.labels[others], minlength=train.labels.max() + 1)
-            drawn = order[_rank(train.labels[order]) < counts[train.labels[order]]]
-            for place, bank in enumerate((others, drawn)):
+            for place, bank in enumerate((others, order[rank < counts[classes]])):
                 some = np.sort(bank)
                 votes = predict(train.tensor[some], train.labels[some], test.tensor[rows])
                 predicted[place, rows] = votes
@@ -284,9 +278,3 @@ class Known:
             share(KNN, each, vote_protocol(K), groups=groups, rows=labeled) for each in right
         )
         return other, any_value
-
-
-def _rank(ordered: np.ndarray) -> np.ndarray:
-    """Return the position of each element among its equals, which follow each other."""
-    _, start, size = np.unique(ordered, return_index=True, return_counts=True)
-    return np.asarray(np.arange(len(ordered)) - np.repeat(start, size))

@@ -1,14 +1,14 @@
 """All metrics of an encoder, beside those of its start, an untrained network and raw pixels."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 from typing_extensions import override
 
 from nearkin.choices import Protocol
@@ -27,8 +27,8 @@ from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks
-from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows
-from nearkin.evaluation.protocols import GEOMETRY, METRICS, MISSING, PROTOCOLS, Inputs, chosen
+from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows, large_ks
+from nearkin.evaluation.protocols import GEOMETRY, METRICS, PROTOCOLS, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, differences, has_collapsed, kept
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.objectives.fused import blocks
@@ -66,21 +66,13 @@ class Evaluation(Result):
     @classmethod
     def stored(cls, summary: Mapping[str, Any], start: Path | None = None) -> "Evaluation":
         """Return what `to_dict` has made plain, without the outcomes of single images."""
-        metrics = {
-            table: [Metric(**entry) for entry in column.values()]
-            for table, column in summary["metrics"].items()
-        }
-        compared = summary.get("differences", {}).items()
-        return cls(
-            summary["sizes"],
-            metrics,
-            summary["left_out"],
-            {table: tuple(Difference(**each) for each in found) for table, found in compared},
-            summary.get("comparison", {}).get("collapsed", False),
-            Leaks(**summary["leaks"]) if "leaks" in summary else None,
-            start,
-            ColumnTest.stored(summary["column"]) if "column" in summary else None,
-        )
+        names = {"sizes", "left_out", "differences", "leaks"} & summary.keys()
+        metrics = {table: [*column.values()] for table, column in summary["metrics"].items()}
+        plain = {name: summary[name] for name in names} | {"metrics": metrics}
+        collapsed = summary.get("comparison", {}).get("collapsed", False)
+        column = ColumnTest.stored(summary["column"]) if "column" in summary else None
+        found = msgspec.convert(plain, cls)
+        return replace(found, collapsed=collapsed, start=start, column=column)
 
     @property
     def comparison(self) -> StartComparison | None:
@@ -157,10 +149,9 @@ def evaluate_tables(
     """Take the same metrics of several tables of features of the same images.
 
     The first of `tables` is the encoder's, whose numbers of images are reported; the others are
-    what it stands beside, and is compared with image by image. Training embeddings are the bank of
-    kNN and what the probe learns from. The labels of test images decide nothing but the scores.
-    For metrics that need more than features, `images` has those of each table. `scored` says what
-    the test images are.
+    what it stands beside, and is compared with image by image. The labels of test images decide
+    nothing but the scores. `images` are for metrics that need more than features, by table, and
+    `scored` says what the test images are.
     """
     titles = chosen(protocol)
     metrics, reasons = dict[str, list[Metric]](), dict[str, dict[str, str]]()
@@ -201,7 +192,7 @@ def _measured(
         on_progress(done, len(titles), title)
         try:
             metrics += METRICS[title](inputs)
-            reasons |= MISSING[title](inputs) if title in MISSING else {}
+            reasons |= large_ks(inputs.train) if title == "kNN" else {}
         except DataError as error:
             reasons[title] = str(error)
     on_progress(len(titles), len(titles), "measured")
@@ -331,13 +322,9 @@ def second_view(
         sampler=RandomBatchSampler(len(some), 1, seed),
         device=device,
     )
-
-    def inputs() -> Iterator[Float[Tensor, "batch _ _ _"]]:
-        size = images_at_once(encoder.image_size, device)
-        for piece in np.array_split(np.arange(len(some)), range(size, len(some), size)):
-            yield normalize(batches.views(0, piece)[0])
-
-    features = encode(encoder, inputs())
+    size = images_at_once(encoder.image_size, device)
+    pieces = np.array_split(np.arange(len(some)), range(size, len(some), size))
+    features = encode(encoder, (normalize(batches.views(0, piece)[0]) for piece in pieces))
     own = np.setdiff1d(np.arange(len(some)), list(batches.bad))  # bad ones show another's view
     return embeddings_of(some.subset(own), features.numpy()[own], rows[own])
 

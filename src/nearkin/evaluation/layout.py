@@ -2,8 +2,9 @@
 
 import io
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Event
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -128,8 +129,8 @@ class EarlyMap:
 
     def __init__(self, folder: RunFolder, images: Images) -> None:
         self._folder, self._images = folder, images
-        self._stop = Event()
-        self._thread: Thread | None = None
+        self._stop, self._pool = Event(), ThreadPoolExecutor(1)
+        self._computed: Future[object] | None = None
 
     def start(self) -> None:
         """Begin, as soon as the run folder has its embeddings."""
@@ -139,23 +140,17 @@ class EarlyMap:
             return
         # Not in the thread: the number of threads of matrix products is one for all.
         layout = Layout(embeddings.vectors[rows])
-
-        def compute() -> None:
-            with suppress(Exception):  # whoever needs the map computes it, and meets the error
-                _computed(self._folder, rows, layout, self._stop)
-
-        self._thread = Thread(target=compute, daemon=True)
-        self._thread.start()
+        # Whoever needs the map computes it if that fails, and meets the error.
+        self._computed = self._pool.submit(_computed, self._folder, rows, layout, self._stop)
 
     @property
     def running(self) -> bool:
         """Whether the coordinates are on the way."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._computed is not None and not self._computed.done()
 
     def wait(self) -> None:
         """Wait until the coordinates are stored, if they are on the way."""
-        if self._thread:
-            self._thread.join()
+        self._pool.shutdown()
 
     def __enter__(self) -> "EarlyMap":
         return self
@@ -228,9 +223,8 @@ def place(
 ) -> Float[np.ndarray, "m 2"]:
     """Return coordinates of new images on the map of these features.
 
-    The geometric median of the nearest images' places, weighted by the inverse squared distance:
-    an image of the map lands on itself, and one between two groups lands in one of them, where a
-    mean would land between.
+    An image of the map lands on itself, and one between two groups in one of them: a mean of
+    places, other than their median, would be between.
     """
     bank = torch.from_numpy(features)
     similarity, anchors = nearest(bank, torch.from_numpy(new), min(ANCHORS, len(features)))
@@ -240,9 +234,9 @@ def place(
 def _medians(
     near: Float[np.ndarray, "m k 2"], similarity: Float32[np.ndarray, "m k"]
 ) -> Float[np.ndarray, "m 2"]:
-    """The weighted geometric median of each row's places, nearly: five steps by Weiszfeld (1937).
+    """The geometric median of each row's places, nearly, weighted by inverse squared distances.
 
-    They start at the median of each coordinate alone, of which many rows would share one.
+    Five steps by Weiszfeld (1937) from the median of each coordinate, which many rows share.
     """
     weights = 1 / np.maximum(2 - 2 * similarity.astype(np.float64), 2e-7)
     order = near.argsort(axis=1, kind="stable")

@@ -6,9 +6,9 @@ label are left out of those that need labels; where too few are left, it raises 
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,13 +18,7 @@ from torch import Tensor
 from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.metrics.clusters import (
-    adjusted_rand_index,
-    agreement,
-    match,
-    normalized_mutual_information,
-    right,
-)
+from nearkin.metrics.clusters import agreement, match, right
 from nearkin.metrics.fewshot import STRENGTH as C
 from nearkin.metrics.fewshot import centered, draw_shots, predict_few_shot
 from nearkin.metrics.geometry import (
@@ -36,7 +30,7 @@ from nearkin.metrics.geometry import (
 )
 from nearkin.metrics.intervals import crossed_interval
 from nearkin.metrics.kmeans import SAMPLE, WIDEST, compact
-from nearkin.metrics.metric import Metric, Protocol, mean_score, share, with_interval
+from nearkin.metrics.metric import Metric, Protocol, share, with_interval
 from nearkin.metrics.neighbors import nearest, neighbor_agreement, predict_without, tally
 from nearkin.metrics.probe import train_probe
 from nearkin.metrics.retrieval import retrieve
@@ -323,33 +317,32 @@ def retrieval(train: Embeddings, test: Embeddings) -> list[Metric]:
     left_out = {"further ones without a training image of their class": without} if without else {}
     images: Protocol = {"training images": len(train), **left_out, "of": TEST}
     groups = None if test.groups is None else test.groups[result.rows]
+    among = rows[result.rows]
 
-    def mean(name: str, kind: str, values: Float[np.ndarray, " n"], meaning: str) -> Metric:
-        protocol = {"method": f"{kind} of rankings by cosine", **images}
-        return mean_score(name, values, protocol, groups=groups, meaning=meaning)
+    def mean(name: str, values: Shaped[np.ndarray, " n"], method: str, meaning: str) -> Metric:
+        protocol = {"method": f"{method} of rankings by cosine", **images}
+        return share(name, values, protocol, groups=groups, rows=among, meaning=meaning)
 
     return [
         mean(
             "retrieval mAP",
-            "mean average precision",
             result.average_precision,
+            "mean average precision",
             "Mean average precision: 1 if all training images of an image's class come before all "
             "others.",
         ),
         mean(
             "retrieval mAP@R",
-            "mAP@R (Musgrave et al. 2020)",
             result.average_precision_at_r,
+            "mAP@R (Musgrave et al. 2020)",
             "Mean average precision over the first R images, R being the number of those of its "
             "class.",
         ),
-        share(
+        mean(
             "retrieval recall@1",
             result.first_correct,
-            {"method": "first image of rankings by cosine", **images},
-            groups=groups,
-            rows=rows[result.rows],
-            meaning="Share of images whose most similar training image is of their class.",
+            "first image",
+            "Share of images whose most similar training image is of their class.",
         ),
     ]
 
@@ -388,13 +381,17 @@ def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
         "of": TEST,
     }
 
-    def compared(name: str, statistic: Callable[[Any], float], meaning: str) -> Metric:
-        value, interval = agreement(statistic, labels, assigned, groups, seed=seed)
-        return with_interval(
-            name, value, interval, protocol, kind="bootstrap", n=len(test), groups=groups,
-            meaning=meaning,
-        )  # fmt: skip
-
+    meanings = {
+        "NMI": "Normalized mutual information of clusters and classes: 0 independent, 1 equal.",
+        "ARI": "Adjusted Rand index of clusters and classes: 0 as by chance, 1 equal.",
+    }
+    compared = [
+        with_interval(
+            name, *found, protocol, kind="bootstrap", n=len(test), groups=groups,
+            meaning=meanings[name],
+        )
+        for name, found in agreement(labels, assigned, groups, seed=seed).items()
+    ]  # fmt: skip
     return [
         share(
             "cluster accuracy",
@@ -405,16 +402,7 @@ def clusters(test: Embeddings, *, seed: int) -> list[Metric]:
             meaning="Accuracy of k-means clusters on held-out images, under the best one-to-one "
             "matching of clusters to classes.",
         ),
-        compared(
-            "NMI",
-            normalized_mutual_information,
-            "Normalized mutual information of clusters and classes: 0 independent, 1 equal.",
-        ),
-        compared(
-            "ARI",
-            adjusted_rand_index,
-            "Adjusted Rand index of clusters and classes: 0 as by chance, 1 equal.",
-        ),
+        *compared,
     ]
 
 

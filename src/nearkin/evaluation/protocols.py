@@ -17,7 +17,6 @@ from nearkin.evaluation.metrics import (
     geometry,
     knn,
     knn_grid,
-    large_ks,
     linear_probe,
     retrieval,
     view_retrieval,
@@ -50,10 +49,6 @@ METRICS: Final[Mapping[str, Callable[[Inputs], list[Metric]]]] = {
     "geometry": lambda of: geometry(of.test, of.scored),
 }
 """What takes metrics together or, for a reason given under its title, not at all."""
-MISSING: Final[Mapping[str, Callable[[Inputs], dict[str, str]]]] = {
-    "kNN": lambda of: large_ks(of.train)
-}
-"""What is not among the metrics that are taken, and why."""
 GEOMETRY: Final = ("view retrieval", "geometry")  # For which a second view is encoded
 PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = {
     "quick": ("kNN top-1", "linear probe", "clusters", *GEOMETRY),

@@ -16,7 +16,7 @@ from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.shards import NOTE, ShardFolder
 from nearkin.evaluation.vectors import AGAIN, BLOCK_SIZE, COLUMNS, ENCODER, REMOVED, SUFFIX
-from nearkin.files import sha256, usable
+from nearkin.files import usable
 from nearkin.objectives import unit
 from nearkin.text import as_text
 
@@ -31,11 +31,6 @@ class EmbeddingTable:
     files: tuple[Path, ...]  # In the order of the images
     encoder: str = ""  # The digest of the encoder that they are from, if that is known
     removed: str = ""  # The column that `embed` has removed from them; empty for none
-
-    @property
-    def fingerprint(self) -> str:
-        """A SHA-256 of the file, or of what a folder is of."""
-        return sha256(self.path / NOTE if self.path.is_dir() else self.path)
 
     def __len__(self) -> int:
         return sum(count for file in self.files for count, _ in _row_groups(file))
@@ -163,26 +158,22 @@ class EmbeddingTable:
         )
 
     def nearest(
-        self,
-        queries: Float[Tensor, "queries dim"],
-        k: int,
-        rows: Int[np.ndarray, " rows"] | None = None,
+        self, queries: Float[Tensor, "queries dim"], k: int
     ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
         """Return the `k` rows most similar to each unit query, and the cosines, largest first.
 
-        Only these ascending `rows` are compared. Equal cosines are in the order of the table. A
-        product of matrices rounds by their shapes, so that equal rows of two blocks, or at the
-        edge of one, come out unequal. Those of float64 are equal once they are rounded to float32.
+        Equal cosines are in the order of the table. A product of matrices rounds by their shapes,
+        so that equal rows of two blocks, or at the edge of one, come out unequal. Those of float64
+        are equal once they are rounded to float32.
 
         Raises:
             CheckpointError: If the vectors have another dimension.
             DataError: If there is none.
         """
-        count = len(self) if rows is None else len(rows)
-        k, start = min(k, count), 0
+        k, start = min(k, len(self)), 0
         best = torch.full((len(queries), k), -torch.inf)
         found = torch.zeros(len(queries), k, dtype=torch.int64)
-        for block in self.blocks(rows):
+        for block in self.blocks():
             if (dim := block.shape[1]) != queries.shape[1]:
                 raise CheckpointError(
                     f"the vectors have {dim} features and the encoder gives {queries.shape[1]}; "
@@ -196,9 +187,9 @@ class EmbeddingTable:
             values, order = values.sort(dim=1, descending=True, stable=True)
             places = torch.cat([found[better], index[better]], dim=1).gather(1, order[:, :k])
             best[better], found[better] = values[:, :k], places
-        if not count:
+        if not start:
             raise DataError("there is no image to compare with; give vectors of some")
-        return best, found if rows is None else torch.from_numpy(rows)[found]
+        return best, found
 
 
 def are_vectors(path: Path) -> bool:

@@ -40,10 +40,6 @@ PROTOCOL: Final = (
     "images in groups and, for kNN, the jackknife variance of its bank; it covers the sampling of "
     "images, not the seed of the training"
 )
-RATIO_PROTOCOL: Final = (
-    "accuracy of the student over that of its teacher, paired over the same images, by the delta "
-    "method"
-)
 
 
 def differences(tables: Tables, metrics: Metrics) -> dict[str, tuple[Difference, ...]]:
@@ -187,9 +183,9 @@ def _meaning(of: Difference) -> str:
 
 def kept(of: Difference) -> str:
     """Say how much of its teacher's accuracy a student keeps; empty where a teacher has none."""
-    if of.ratio_low is None or of.name == WITHOUT_LABELS:
+    if not of.second or of.name == WITHOUT_LABELS:
         return ""
     return (
-        f"keeps {of.ratio:.3f} [{of.ratio_low:.3f}, {of.ratio_high:.3f}] of its teacher's "
-        f"{of.name} ({of.first:.3f} of {of.second:.3f}, {of.n:,} test images)"
+        f"keeps {of.first / of.second:.3f} of its teacher's {of.name}: {of.first:.3f} of "
+        f"{of.second:.3f} ({of}, {of.n:,} test images)"
     )

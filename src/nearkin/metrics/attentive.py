@@ -14,7 +14,6 @@ from nearkin.data.rng import seeded
 from nearkin.errors import DataError
 from nearkin.metrics.probe import Validated, choice_folds, minimize, validate
 from nearkin.networks.tokens import AttentivePooling, pool_tokens
-from nearkin.types import UNLABELED
 
 HEADS: Final = 4  # Queries, each of which attends to tokens of its own
 STEPS: Final = 100  # L-BFGS steps at the most, for each strength
@@ -57,7 +56,7 @@ def train_attentive_probe(
 
     Minimizes the mean cross-entropy plus the squared weights and attention over `2 C n` by L-BFGS
     on all images at once, from an attention that is nearly that of an average. With no attention
-    it is the linear probe on mean tokens. Images without a label are left out.
+    it is the linear probe on mean tokens. All images have a label.
 
     Returns:
         The probe, and what was predicted of images while they were held out.
@@ -65,11 +64,10 @@ def train_attentive_probe(
     Raises:
         DataError: If there are not two classes.
     """
-    rows = np.flatnonzero(labels != UNLABELED)
-    classes, target = np.unique(labels[rows], return_inverse=True)
+    classes, target = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise DataError("the attentive probe needs labeled images of two classes or more")
-    x = tokens[torch.from_numpy(rows)].float()
+    x = tokens.float()
     std, mean = torch.std_mean(x, dim=(0, 1), correction=0)
     std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)
     x, y = (x - mean) / std, torch.from_numpy(target).to(x.device)
@@ -83,13 +81,13 @@ def train_attentive_probe(
         attention, weight, bias = fitted
         return pool_tokens(x[rows], attention) @ weight + bias
 
-    folds = choice_folds(target, rows if groups is None else groups[rows], seed)
+    folds = choice_folds(target, np.arange(len(x)) if groups is None else groups, seed)
     validated = validate(fit, logits, target, len(classes), folds, STRENGTHS)
     # As far along the path as when the choice was made: each fit starts where the last ended.
     path = STRENGTHS[: STRENGTHS.index(validated.choice.strength) + 1]
     attention, weight, bias = fit(torch.arange(len(x)), path)[-1]
     pooling = AttentivePooling(mean, std, attention).requires_grad_(False)
-    return AttentiveProbe(pooling, weight, bias, classes), validated.at(rows)
+    return AttentiveProbe(pooling, weight, bias, classes), validated
 
 
 def _fit_path(

@@ -19,28 +19,14 @@ Table = Any
 # One to one
 
 
-def cluster_accuracy(labels: Labels, clusters: Labels) -> tuple[float, dict[int, int]]:
-    """Return the accuracy of clusters under the best one-to-one match with the classes.
-
-    One Hungarian match over all images. If there are more clusters than classes, some clusters
-    match no class and their images count as wrong, and the other way round. Returns the accuracy,
-    0 if there are no images, and the class of each matched cluster.
-
-    >>> cluster_accuracy(np.array([7, 7, 8, 9]), np.array([1, 1, 0, 0]))
-    (0.75, {1: 7, 0: 8})
-    """
-    mapping = match(labels, clusters)
-    correct = float(right(labels, clusters, mapping).sum())
-    return correct / max(len(labels), 1), mapping
-
-
 def match(
     labels: Labels, clusters: Labels, weight: Int[np.ndarray, " n"] | None = None
 ) -> dict[int, int]:
     """Return the class of each matched cluster, in the match that has the most images right.
 
-    As many are matched as there are clusters or classes, whichever are fewer. The `weight` of an
-    image is 1 by default; below 2^53 in total.
+    One Hungarian match over all images. If there are more clusters than classes, some match no
+    class, and their images count as wrong; and the other way round. The `weight` of an image is 1
+    by default; below 2^53 in total.
 
     >>> match(np.array([0, 0, 1]), np.array([5, 5, 5]), weight=np.array([1, 1, 3]))
     {5: 1}
@@ -106,30 +92,25 @@ def adjusted_rand_index(table: Table) -> float:
     return (together - expected) / ((of_class + of_cluster) / 2 - expected)
 
 
-LOWEST: Final[Mapping[Callable[[Table], float], float]] = {
-    normalized_mutual_information: 0.0,
-    adjusted_rand_index: -0.5,
+STATISTICS: Final[Mapping[str, tuple[Callable[[Table], float], float]]] = {
+    "NMI": (normalized_mutual_information, 0.0),
+    "ARI": (adjusted_rand_index, -0.5),
 }
-"""What each of the two can be at the least."""
+"""The two by name, and what each can be at the least."""
 
 
 def agreement(
-    statistic: Callable[[Table], float],
-    labels: Labels,
-    clusters: Labels,
-    groups: Groups = None,
-    *,
-    seed: int,
-) -> tuple[float, Interval]:
-    """Return one of the two statistics above, and the interval of what other images would have.
+    labels: Labels, clusters: Labels, groups: Groups = None, *, seed: int
+) -> dict[str, tuple[float, Interval]]:
+    """Return both statistics, each with the interval of what other images would have.
 
     Of as many images: mutual information is higher where they are few. Its value plus and minus
     its bootstrap error, by draws of images, or of whole groups, that keep their clusters. Some
     three images of a draw go to another one's cluster, so that few that agree are not certain.
     Quantiles of the draws are not used: repeated images raise both statistics.
     """
-    table, generator = contingency(labels, clusters), np.random.default_rng(seed)
-    value, n = statistic(table), len(labels)
+    table, n = contingency(labels, clusters), len(labels)
+    generator = np.random.default_rng(seed)
     if groups is None or len(np.unique(groups)) == n:
         drawn = (generator.multinomial(n, table.data / n) for _ in range(RESAMPLES))
     else:
@@ -138,9 +119,13 @@ def agreement(
         each = contingency(groups, cell)
         even = np.full(each.shape[0], 1 / each.shape[0])
         drawn = (generator.multinomial(len(even), even) @ each for _ in range(RESAMPLES))
-    draws = [statistic(_shuffled(table, count, generator)) for count in drawn]
-    half = quantile(groups) * float(np.std(draws, ddof=1))
-    return value, Interval(max(LOWEST[statistic], value - half), min(1.0, value + half), None)
+    tables = (_shuffled(table, count, generator) for count in drawn)
+    draws = ([statistic(each) for statistic, _ in STATISTICS.values()] for each in tables)
+    found, by_statistic = {}, zip(*draws, strict=True)
+    for (name, (statistic, lowest)), own in zip(STATISTICS.items(), by_statistic, strict=True):
+        value, half = statistic(table), quantile(groups) * float(np.std(own, ddof=1))
+        found[name] = value, Interval(max(lowest, value - half), min(1.0, value + half), None)
+    return found
 
 
 def _shuffled(

@@ -30,14 +30,12 @@ class Interval(NamedTuple):
 
 
 def wilson(share: float, n: float) -> tuple[float, float]:
-    """Score interval of a proportion (Wilson 1927), good also for few images.
+    """Score interval of a proportion (Wilson 1927), good also for few images; [0, 1] for none.
 
     Near 0 and 1 it holds the truth too seldom, down to .84. There its outer end is that of the
     one-sided interval by the binomial law, a modification of Brown, Cai & DasGupta (Interval
-    estimation for a binomial proportion. Statistical Science 2001, section 4.1.1).
-
-    The number `n` of images may be a fraction, unlike one of scipy's. The ends are within [0, 1];
-    they are all of it if nothing was counted.
+    estimation for a binomial proportion. Statistical Science 2001, section 4.1.1). The number `n`
+    of images may be a fraction, unlike one of scipy's.
 
     >>> "{:.4f} {:.4f}".format(*wilson(0.8, 10.0))
     '0.4902 0.9632'
@@ -74,9 +72,8 @@ def score_interval(values: Float[np.ndarray, " n"], groups: Groups = None) -> In
 def crossed_interval(correct: Bool[np.ndarray, "draws n"], groups: Groups = None) -> Interval:
     """Interval of a mean accuracy over draws of what was learned from and over images.
 
-    Of other draws of the same kind and other images: the variance of the mean over images, and
-    that of draws, less what images in common make of it (Owen. The pigeonhole bootstrap. Annals of
-    Applied Statistics 2007, has the model).
+    Of the variance of the mean over images, and that of draws, less what images in common make of
+    it (Owen. The pigeonhole bootstrap. Annals of Applied Statistics 2007, has the model).
     """
     of_images = score_interval(correct.mean(axis=0), groups)
     effective, mean = of_images.effective_n or 0.0, float(correct.mean())
@@ -120,11 +117,7 @@ def _grouped_variance(
     member: Int[np.ndarray, " n"],
     groups: Int[np.ndarray, " n"],
 ) -> float:
-    """Variance of the mean recall with groups as the sample.
-
-    Around the recall of a class and of one more group, which is like all; over the share of their
-    variance that groups have around that.
-    """
+    """Variance of the mean recall with groups as the sample, as if each class had one more."""
     count = np.bincount(np.unique(np.stack([member, groups], axis=1), axis=0)[:, 0])
     center = (recall * count + recall.mean()) / (count + 1)
     kept = (count**2 + count - 1) / (count + 1) ** 2
@@ -151,11 +144,9 @@ def positive_interval(values: Float[np.ndarray, " n"], groups: Groups = None) ->
 
 
 def _binomial_ratio(mean: float, spread: float, n: int | float) -> float:
-    """Return the variance of right and wrong images with this mean, over that of the scores.
-
-    Half an image of score 0 and half a one of 1 are added to both, so that few images that score
-    alike are not certain: of right and wrong images the ratio is 1, always.
-    """
+    """Return the variance of right and wrong images with this mean, over that of the scores."""
+    # Half an image of score 0 and half a one of 1 are added to both, so that few images that score
+    # alike are not certain: of right and wrong images the ratio is 1, always.
     center = (n * mean + 0.5) / (n + 1)
     further = ((1 - center) ** 2 + center**2) / 2
     return center * (1 - center) * (n + 1) / (n * (spread + (mean - center) ** 2) + further)
@@ -235,11 +226,9 @@ def paired_interval(
 ) -> Interval:
     """Interval of the difference of two accuracies on the same images.
 
-    Images that both get right, or both get wrong, tell nothing about the difference, so it is
-    known far better than from the intervals of the two accuracies: `tango`, with the effective
-    number of images (Rao & Scott 1992). `gained` are the images that only the first gets right,
-    `lost` those that only the second does. A `variance` from what is not the sampling of these
-    images, see `jackknife`, adds to the squared distance of an end.
+    `gained` are the images that only the first gets right, `lost` those that only the second does:
+    `tango`, with the effective number of images (Rao & Scott 1992). A `variance` from what is not
+    the sampling of these images, see `jackknife`, adds to the squared distance of an end.
 
     >>> gained = np.arange(30) < 18
     >>> "{:.3f} {:.3f} {:.0f}".format(*paired_interval(gained, ~gained & gained))
@@ -254,40 +243,13 @@ def paired_interval(
     return Interval(max(-1.0, value - low), min(1.0, value + high), effective)
 
 
-def ratio_interval(
-    first: Bool[np.ndarray, " n"],
-    second: Bool[np.ndarray, " n"],
-    groups: Groups = None,
-    variance: float = 0.0,
-) -> Interval:
-    """Interval of one accuracy over another on the same images, by the delta method.
-
-    The logarithm of the ratio of two paired proportions has the variance
-    `(gained + lost) / (right first * right second)`; half an image is added to each count, so
-    that it is never 0 (Bonett & Price. Confidence intervals for a ratio of binomial proportions
-    based on paired data. Statistics in Medicine 2006, has this interval and others).
-
-    Arguments are those of `paired_interval`, of both accuracies. At least one of `second` is
-    right.
-    """
-    n, gain = len(first), first.astype(np.float64) - second
-    effective = effective_number(design_effect(gain, groups), groups, gain != 0)
-    share = effective / n
-    right, other = (share * float(x.sum()) + 0.5 for x in (first, second))
-    differ = share * float(np.abs(gain).sum()) + 1
-    error = math.sqrt(differ / (right * other) + variance * (effective / right) ** 2)
-    ratio = right / other
-    return Interval(ratio * math.exp(-Z * error), ratio * math.exp(Z * error), effective)
-
-
 def tango(gained: float, lost: float, total: float) -> tuple[float, float]:
     """Score interval of the difference of two paired proportions (Tango 1998, equation 8).
 
-    It holds differences that a score test does not reject, with the nuisance parameter, the
-    probability of a loss, at its maximum of the likelihood under that difference. Good also for
-    few images and where nothing differs. Counts may be fractions: of images that only the first
-    classifier gets right, that only the second does, and of all. The ends are within [-1, 1]; they
-    are all of it if nothing was counted.
+    It holds differences that a score test does not reject, with the most likely probability of a
+    loss under that difference. Good also for few images and where nothing differs; [-1, 1] for
+    none. Counts may be fractions: of images that only the first classifier gets right, that only
+    the second does, and of all.
 
     >>> "{:.3f} {:.3f}".format(*tango(1.0, 7.0, 21.0))
     '-0.517 -0.026'
@@ -319,12 +281,10 @@ def tango(gained: float, lost: float, total: float) -> tuple[float, float]:
 def jackknife(values: Float[np.ndarray, "folds n"]) -> float:
     """Variance of a mean over images that comes from the sample that something was learned from.
 
-    The delete-a-group jackknife (Kott 2001), for the part that images have in common: a small
-    change of what was learned flips single images at random, which the sampling of images covers
-    already, and which would count `folds` times. So only products of different images are summed.
-
-    Values are of each image, without one of equal parts of that sample in turn. The variance is at
-    least 0, and 0 for fewer than two images.
+    The delete-a-group jackknife (Kott 2001) of the part that images have in common, so only
+    products of different images are summed: a small change of what was learned flips single images
+    at random, which the sampling of images covers already, and which would count `folds` times.
+    Values are of each image, without one of equal parts of that sample in turn.
 
     >>> jackknife(np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))  # 2/3 of the squared deviations
     1.3333333333333333

@@ -33,17 +33,13 @@ class Clustering:
     inertia: float  # Sum of squared distances of the rows to the centers of their clusters
 
 
-def compact(
-    features: Float[Tensor, "n dim"], rows: Int[np.ndarray, " m"] | None = None
-) -> Float[np.ndarray, "m kept"]:
-    """Unit features, reduced to at most their `WIDEST` principal components if they are wider.
+def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
+    """Unit features, or their `WIDEST` leading principal components if they are wider.
 
-    Of all rows, or of some of them by the components of all, of at most `SAMPLE` evenly spread
-    ones. Features may be on disk.
+    These are of at most `SAMPLE` evenly spread rows. Features may be on disk.
     """
     from sklearn.decomposition import PCA
 
-    rows = np.arange(len(features)) if rows is None else rows
     (n, dim), mean, components = features.shape, None, None
     if dim > WIDEST and n > 1:  # one row has no components
         sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
@@ -52,10 +48,10 @@ def compact(
         mean, components = (
             torch.from_numpy(x).to(features.device) for x in (pca.mean_, pca.components_.T)
         )
-    reduced = np.empty((len(rows), dim if components is None else components.shape[1]), np.float32)
+    reduced = np.empty((n, dim if components is None else components.shape[1]), np.float32)
     # Kept in pieces between the blocks, they would leave holes in memory that no block fits into.
-    for part in blocks(len(rows), max(1, BLOCK // dim)):
-        x = unit(features[rows[part]].float())
+    for part in blocks(n, max(1, BLOCK // dim)):
+        x = unit(features[part].float())
         if mean is not None and components is not None:
             # Centered first, unlike by `transform`: equal rows stay equal despite rounding.
             x = (x - mean) @ components
@@ -74,17 +70,15 @@ def constrained_kmeans(
 ) -> Clustering:
     """K-means in which labeled rows stay in the cluster of their class, if there are any.
 
-    Unlabeled rows go to the nearest of all centers, and a center is the mean of all rows of its
-    cluster. Centers of labeled classes start at the means of their labeled rows, the others by
-    k-means++ (Arthur & Vassilvitskii 2007, each time the best of a few) among the unlabeled
-    ones. A cluster that loses all its rows starts anew at the unlabeled row farthest from its
-    center. The start with the least inertia wins.
+    Centers of labeled classes start at the means of their labeled rows, the others by k-means++
+    (Arthur & Vassilvitskii 2007, each time the best of a few) among the unlabeled ones. A cluster
+    that loses all its rows starts anew at the unlabeled row farthest from its center. Each of
+    `n_init` starts ends after `max_iter` steps, or when no row moves; the one with the least
+    inertia wins. The label of a row is its cluster, or `UNLABELED`; `k` counts the clusters of
+    the labeled classes, too.
 
     Han et al. Learning to discover novel visual categories via deep transfer clustering. ICCV
     2019; Vaze et al. Generalized category discovery. CVPR 2022, section 3.2.
-
-    The label of a row is its cluster, or `UNLABELED`; `k` counts the clusters of the labeled
-    classes, too. Each of `n_init` starts ends after `max_iter` steps, or when no row moves.
 
     Raises:
         DataError: If there are no rows, or more classes than clusters.

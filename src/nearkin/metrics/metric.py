@@ -12,7 +12,6 @@ from nearkin.metrics.intervals import (
     Groups,
     Interval,
     paired_interval,
-    ratio_interval,
     score_interval,
 )
 
@@ -99,7 +98,7 @@ def _short(value: float) -> str:
 
 def share(
     name: str,
-    correct: Bool[np.ndarray, " n"],
+    correct: Bool[np.ndarray, " n"] | Float[np.ndarray, " n"],
     protocol: Protocol,
     *,
     groups: Groups = None,
@@ -107,30 +106,20 @@ def share(
     chosen: Protocol | None = None,
     meaning: str = "",
 ) -> Metric:
-    """Return the share of images that are right, with Wilson's interval.
+    """Return the share of images that are right, or the mean of a score from 0 to 1 of each.
 
-    `rows` are the positions of these images among all test images; None for all of them.
+    The interval is that of `score_interval`. `rows` are the positions of these images among all
+    test images; None for all of them.
     """
-    metric = mean_score(name, correct.astype(np.float64), protocol, groups=groups, meaning=meaning)
-    rows = np.arange(len(correct)) if rows is None else rows
-    return replace(metric, chosen=chosen or {}, outcome=Outcome(rows, correct, groups))
-
-
-def mean_score(
-    name: str,
-    values: Float[np.ndarray, " n"],
-    protocol: Protocol,
-    *,
-    groups: Groups = None,
-    meaning: str = "",
-) -> Metric:
-    """Return the mean of a score from 0 to 1 of each image; see `score_interval`."""
-    value = float(values.mean()) if len(values) else 0.0
-    interval = score_interval(values, groups)
-    return with_interval(
-        name, value, interval, protocol, kind="Wilson", n=len(values), groups=groups,
-        meaning=meaning,
+    n, values = len(correct), correct.astype(np.float64)
+    rows = np.arange(n) if rows is None else rows
+    metric = with_interval(
+        name, float(values.mean()) if n else 0.0, score_interval(values, groups), protocol,
+        kind="Wilson", n=n, groups=groups, chosen=chosen, meaning=meaning,
     )  # fmt: skip
+    if correct.dtype != bool:
+        return metric
+    return replace(metric, outcome=Outcome(rows, correct, groups))
 
 
 def with_interval(
@@ -155,18 +144,13 @@ def with_interval(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two classifiers differ that were scored on the same images.
-
-    Of the first to the second; each interval is of 95 %.
-    """
+    """How two classifiers differ that were scored on the same images: the first to the second."""
 
     name: str  # Of the metric
     first: float  # Accuracies
     second: float
-    low: float  # The interval of their difference
+    low: float  # The 95 % interval of their difference
     high: float
-    ratio_low: float | None  # The interval of their ratio; None where the second is never right
-    ratio_high: float | None
     n: int  # Images that both were scored on
     effective_n: float | None  # Independent images that would tell as much
 
@@ -174,11 +158,6 @@ class Difference:
     def value(self) -> float:
         """The difference."""
         return self.first - self.second
-
-    @property
-    def ratio(self) -> float:
-        """The first accuracy as a share of the second, which is above 0."""
-        return self.first / self.second
 
     @property
     def clear(self) -> int:
@@ -204,10 +183,7 @@ def difference(first: Metric, second: Metric, variance: float = 0.0) -> Differen
     interval = paired_interval(
         new.correct & ~old.correct, old.correct & ~new.correct, new.groups, variance
     )
-    ratio: tuple[float | None, float | None] = None, None
-    if old.correct.any():
-        ratio = ratio_interval(new.correct, old.correct, new.groups, variance)[:2]
     return Difference(
-        first.name, first.value, second.value, interval.low, interval.high, *ratio,
-        len(new.rows), interval.effective_n,
+        first.name, first.value, second.value, interval.low, interval.high, len(new.rows),
+        interval.effective_n,
     )  # fmt: skip

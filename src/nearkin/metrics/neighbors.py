@@ -31,19 +31,12 @@ def nearest(
     exclude_self: bool = False,
     ignored: Bool[Tensor, "queries bank"] | None = None,
 ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
-    """Return the `k` rows of the bank most similar to each query, most similar first.
+    """Return cosines and rows of the `k` rows of the bank most similar to each query, in order.
 
-    Equal similarities are ordered by their place in the bank, so the answer is unique.
-
-    Args:
-        bank: Features of any length.
-        queries: Features of any length.
-        k: How many; at most as many as the bank has.
-        exclude_self: The queries are the bank, and no row is its own neighbor.
-        ignored: Rows that are nobody's neighbor but where a query has fewer than `k` others.
-
-    Returns:
-        Cosine similarities, and rows of the bank.
+    Features are of any length, and there are no more neighbors than the bank has rows. Equal
+    similarities are ordered by their place in the bank, so the answer is unique. With
+    `exclude_self` the queries are the bank, and no row is its own neighbor. Rows that are
+    `ignored` are nobody's neighbor but where a query has fewer than `k` others.
 
     Raises:
         DataError: If the bank has no row to offer.
@@ -77,13 +70,11 @@ def nearest(
 def _largest(
     similarity: Float[Tensor, "rows bank"], k: int
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """Return the largest `k` of each row, equal ones from left to right.
-
-    In long rows they are searched only in the `k` runs of columns with the largest maxima: each
-    of these has a number that comes before all of another run.
-    """
+    """Return the largest `k` of each row, equal ones from left to right."""
     runs = similarity.shape[1] // RUN
     if runs >= 8 * k:
+        # They are in the runs with the largest maxima: each of these has a number that comes
+        # before all of another run.
         maxima = similarity[:, : runs * RUN].unflatten(1, (runs, RUN)).amax(dim=2)
         run = _largest(maxima, k)[1].sort(dim=1).values
         inside = torch.arange(RUN, device=run.device)

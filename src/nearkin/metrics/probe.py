@@ -115,7 +115,7 @@ def _cross_entropy(
     bias: Float[Tensor, " classes"],
     size: int,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "classes dim"], Float[Tensor, " classes"]]:
-    """Return the mean cross-entropy of linear logits, and its gradients, by blocks of rows.
+    """Return the mean cross-entropy of linear logits, and its gradients.
 
     Of few images, autograd takes twice as long.
     """
@@ -134,12 +134,9 @@ def _cross_entropy(
 def _principal_directions(
     x: Float[Tensor, "n dim"] | Standardized, size: int
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "dim rank"]]:
-    """Return the mean squares of features along their principal directions, and these.
-
-    Of fewer rows than dimensions, only the directions that these span: the optimum is there.
-    """
+    """Return the mean squares of features along their principal directions, and these."""
     n, dim = x.shape
-    if n < dim:
+    if n < dim:  # only the directions that rows span: the optimum is there
         rows = x[:].double()
         squares, left = torch.linalg.eigh(rows @ rows.T)
         real = squares > ROUNDING * squares[-1]
@@ -177,16 +174,13 @@ class Choice:
     strength: float  # `C`: the inverse of the regularization
     images: int  # Training images that were held out for it; without any, it is 1
 
-    @property
-    def is_end(self) -> bool:
-        """Whether it is the last of `STRENGTHS` on either side, so that others may be better."""
-        return bool(self.images) and self.strength in (STRENGTHS[0], STRENGTHS[-1])
-
     def described(self) -> dict[str, str | int | float]:
         """Return it for the protocol of a metric."""
         if not self.images:
             return {"C": self.strength, "held-out training images to choose it": 0}
-        end = {"at": "the end of its grid"} if self.is_end else {}
+        # Beyond the last strength on either side, others may be better.
+        is_end = self.strength in (STRENGTHS[0], STRENGTHS[-1])
+        end = {"at": "the end of its grid"} if is_end else {}
         return {"C": self.strength, **end, "held-out training images chose it": self.images}
 
 

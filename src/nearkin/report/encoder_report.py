@@ -15,7 +15,7 @@ from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, metric_rows
 from nearkin.evaluation.metrics import KNN, knn_classes
-from nearkin.evaluation.verdict import RATIO_PROTOCOL
+from nearkin.evaluation.verdict import PROTOCOL
 from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.page.blocks import (
@@ -309,7 +309,7 @@ def _protocols(summary: Mapping[str, Any]) -> Iterator[str]:
     if comparison := summary.get("comparison"):
         yield f"verdict: decided by {comparison['decided_by']}, {comparison['protocol']}."
     if "teacher" in summary.get("differences", {}):
-        yield f"share of the teacher: {RATIO_PROTOCOL}."
+        yield f"difference to the teacher: {PROTOCOL}."
     if KNN in metrics:
         yield "Confusion: kNN predictions of held-out images."
     for name, why in summary["left_out"].items():

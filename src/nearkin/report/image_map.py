@@ -34,7 +34,7 @@ from nearkin.evaluation.layout import (
     z_order,
 )
 from nearkin.evaluation.metrics import knn_classes
-from nearkin.metrics.clusters import cluster_accuracy
+from nearkin.metrics.clusters import match, right
 from nearkin.metrics.neighbors import nearest
 from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap, Role
@@ -192,19 +192,16 @@ def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Colorin
     scored = (cluster != "") & (labels != "")
     if scored.any():
         yield by_name("Ground truth", labels, "The class by the labels hidden from training.")
-        right = np.full(len(labels), False)
-        right[scored] = _matched(labels[scored], cluster[scored])
+        correct = np.full(len(labels), False)
+        correct[scored] = _matched(labels[scored], cluster[scored])
         note = "Clusters are matched to the true classes with the Hungarian algorithm."
-        yield _correct(right, scored, note)
+        yield _correct(correct, scored, note)
 
 
 def _matched(labels: np.ndarray, clusters: np.ndarray) -> Bool[np.ndarray, " n"]:
     """Whether each image is of the class that its cluster is matched to."""
-    truth = np.unique(labels, return_inverse=True)[1]
-    names, numbers = np.unique(clusters, return_inverse=True)
-    _, mapping = cluster_accuracy(truth, numbers)
-    matched = np.array([mapping.get(number, -1) for number in range(len(names))])
-    return np.asarray(matched[numbers] == truth)
+    truth, numbers = (np.unique(each, return_inverse=True)[1] for each in (labels, clusters))
+    return right(truth, numbers, match(truth, numbers))
 
 
 def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
