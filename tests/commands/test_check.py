@@ -3,8 +3,12 @@
 import json
 import tomllib
 
+import numpy as np
+import pytest
 from builders import fill
 from nearkin_command import run
+
+import nearkin
 
 
 def test_what_was_decided_about_the_data_is_one_block_what_was_left_out_first(tmp_path, capsys):
@@ -63,3 +67,28 @@ def test_images_that_cannot_be_divided_are_checked_all_the_same(tmp_path, capsys
     text = capsys.readouterr().out
     assert "parts       the images cannot be divided\n" in text
     assert "proposal    none: 1 image cannot be divided in two parts" in text
+
+
+def _colored(kind: int, rng: np.random.Generator) -> np.ndarray:
+    """Noise about a red or a green that is the class."""
+    return np.array([[160, 60, 60], [60, 160, 60]][kind]) + rng.normal(0, 20, (32, 32, 3))
+
+
+def _turned(kind: int, rng: np.random.Generator) -> np.ndarray:
+    """A bright triangle whose right angle is left or right, in gray: each mirrors the other."""
+    lower = np.tri(32) if kind else np.tri(32)[:, ::-1]
+    return (200 * lower + rng.normal(30, 15, (32, 32)))[..., None].repeat(3, axis=2)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [(_colored, "mean color alone predicts 100%"), (_turned, "but 0% of mirrored ones")],
+)
+def test_augmentations_that_remove_what_tells_the_classes_are_said(drawn, said):
+    rng, labels = np.random.default_rng(0), np.arange(80) % 2
+    pixels = np.stack([drawn(kind, rng) for kind in labels]).clip(0, 255).astype(np.uint8)
+    (warning,) = nearkin.check((pixels, labels), verbose=False).warnings
+    assert said in warning
+    assert "augmentation simsiam_cifar" in warning
+    # Gray images are augmented as characters are: in neither way.
+    assert not nearkin.check((pixels[..., 0], labels), verbose=False).warnings

@@ -21,6 +21,7 @@ from nearkin.data.split import (
 )
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
+from nearkin.evaluation.augmentation import augmentation_warnings
 from nearkin.evaluation.leaks import Leaks
 from nearkin.pace import count
 from nearkin.result import Result, Row
@@ -148,6 +149,7 @@ def check(
         parts = {"train": len(train), "test": len(split.test_rows)}
         config = resolve(config, train, device)
         estimate = cost(config, train, device)
+        warnings += augmentation_warnings(train, config.augment)
         proposal = describe(replace(config, epochs=estimate.epochs))
     except NearkinError as error:
         proposal = f"none: {error}"
