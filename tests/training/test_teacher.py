@@ -34,7 +34,7 @@ from nearkin.training.teacher import (
     cached_teacher,
     distilled_origin,
     open_teacher,
-    with_teacher,
+    parts_of,
 )
 
 CPU = torch.device("cpu")
@@ -61,11 +61,12 @@ def student(*views, images=IMAGES, period=0, size=16, **options):
 
 def feed(folder, batches, named, views, epochs=3):
     """The batches with the features of a teacher in a run folder."""
-    config = TrainConfig(method="seed", teacher=named, teacher_views=views, epochs=epochs, seed=3)
+    how = dict(teacher=named, teacher_views=views, view_sizes=(batches.dataset.image_size,))
+    config = TrainConfig(method="seed", epochs=epochs, seed=3, **how)
     run = RunFolder(folder / "run")
     run.path.mkdir(parents=True, exist_ok=True)
     encoder = open_teacher(run, config, batches.images)
-    return with_teacher(run, config, batches, encoder), encoder
+    return parts_of(run, config, batches, encoder)[0], encoder
 
 
 def expected(encoder, views):

@@ -31,8 +31,8 @@ from nearkin.text import abridged, aligned
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
 from nearkin.training.fit import anchor_for, optimizer_for, training_steps
-from nearkin.training.session import build, parts_of
-from nearkin.training.teacher import open_teacher
+from nearkin.training.session import build
+from nearkin.training.teacher import open_teacher, parts_of
 from nearkin.version import __version__
 
 NAMED: Final = 5  # Images of the batch, or tensors of the state, whose names are given

@@ -36,8 +36,10 @@ from nearkin.files import read_sealed, write_sealed
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, count
+from nearkin.run.auto import view_sides
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
+from nearkin.training.start import load_for
 from nearkin.types import Batch
 
 HALF: Final = np.dtype(np.float16)
@@ -62,7 +64,7 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
     if not config.teacher:
         return None
     if folder.teacher.exists():
-        copy = load(folder.teacher, trust_remote_code=config.trust_remote_code)
+        copy = load_for(config, folder.teacher)
         if copy.details.get("named") == config.teacher:
             return copy
     size, free = weight_bytes(config.teacher), free_memory()
@@ -71,8 +73,7 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
             f"the teacher {config.teacher} has {size / 1e6:,.0f} MB of weights, which takes twice "
             f"as much, and {free / 1e6:,.0f} MB of memory are free; give a smaller one"
         )
-    trust = config.trust_remote_code
-    teacher = load(config.teacher, allow_partial=config.allow_partial, trust_remote_code=trust)
+    teacher = load_for(config, config.teacher)
     details = {**teacher.details, "named": config.teacher}
     view = teacher.preprocessing.for_images(images)
     write_encoder(folder.teacher, teacher.backbone, details, view)
@@ -161,11 +162,6 @@ class CachedTeacher:
     epochs: int
     dim: int
 
-    def __str__(self) -> str:
-        """How many features there are, as the log says it."""
-        views, images = count(self.epochs * self.shape(0)[1], "view"), len(self.batches.images)
-        return f"{views} of {images:,} images ({self.bytes / 1e6:,.1f} MB)"
-
     @property
     def sampler(self) -> BatchSampler:
         """Which images each step sees."""
@@ -173,9 +169,10 @@ class CachedTeacher:
 
     def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        part = rows_of_rank(self.sampler.batch_size)
-        for step, (views, rows) in enumerate(self.batches.sampled(start, stop, part), start):
-            features = torch.from_numpy(self.rows(self.sampler.epoch(step), rows))
+        sampler = self.batches.sampler
+        sampled = self.batches.sampled(start, stop, rows_of_rank(sampler.batch_size))
+        for step, (views, rows) in enumerate(sampled, start):
+            features = torch.from_numpy(self.rows(sampler.epoch(step), rows))
             if not features.isfinite().all():
                 raise DataError(
                     f"{self.folder} lacks images that could not be read when it was made; "
@@ -215,11 +212,6 @@ class CachedTeacher:
         expected = HEAD + prod(self.shape(first)) * HALF.itemsize
         return content is not None and content[:HEAD] == self.key and len(content) == expected
 
-    def write(self, epoch: int, first: int, features: Float16[np.ndarray, "_ _ _"]) -> None:
-        """Write a file, whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(self.path(epoch, first), self.key + features.tobytes())
-
     def rows(
         self, epoch: int, rows: Int64[np.ndarray, " rows"]
     ) -> Float16[np.ndarray, "rows views dim"]:
@@ -242,27 +234,29 @@ class CachedTeacher:
         }
 
 
-def with_teacher(
+def parts_of(
     folder: RunFolder,
     config: TrainConfig,
     batches: Batches,
     teacher: Encoder | None,
     log: Reporter | None = None,
-) -> BatchLoader:
-    """Return a training's batches with its teacher's features, if it learns from a teacher.
+) -> list[BatchLoader]:
+    """Return the batches of each part of a training, whose views have a size of their own.
 
-    Where views repeat, all features are computed now, but for those that are in the run folder
-    already. Several processes share the work, and then read all files.
+    They have the features of its teacher, if it learns from one. Where views repeat, all features
+    are computed now, but for those that are in the run folder already. Several processes share
+    the work, and then read all files.
 
     Raises:
         ResourceError: If the disk has no room for the features.
         OutputError: If another process's files are not to be seen here.
     """
+    parts = [batches.resized(side) for side in view_sides(config)]
     if teacher is None:
-        return batches
+        return [*parts]
     teacher.to(batches.device).to(memory_format=torch.channels_last)
     if not config.teacher_views:
-        return LiveTeacher(batches, teacher)
+        return [LiveTeacher(part, teacher) for part in parts]
     cached = cached_teacher(folder, config, batches, teacher)
     shards = cached.shards()
     missing = [shard for shard in shards if not cached.is_whole(*shard)]
@@ -282,8 +276,10 @@ def with_teacher(
             f"{cached.folder} lacks what other processes have written; put -o where all of them "
             "can read it, or give --teacher-views 0"
         )
-    log.info(f"teacher features of {cached}")
-    return cached
+    views = count(cached.epochs * len(batches.dataset.views), "view")
+    megabytes = f"{cached.bytes / 1e6:,.1f} MB"
+    log.info(f"teacher features of {views} of {len(batches.images):,} images ({megabytes})")
+    return [replace(cached, batches=part) for part in parts]
 
 
 def cached_teacher(
@@ -329,4 +325,5 @@ def compute(
                 torch.stack(of_views, dim=1).cpu().numpy()[readable].astype(HALF)
             )
             done += len(rows)
-        cached.write(epoch, first, features)
+        cached.folder.mkdir(parents=True, exist_ok=True)
+        write_sealed(cached.path(epoch, first), cached.key + features.tobytes())
