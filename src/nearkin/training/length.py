@@ -17,8 +17,9 @@ from nearkin.networks.backbone import as_current
 from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
+from nearkin.training.anchor import Anchor
 from nearkin.training.average import IMAGES, SHARES
-from nearkin.training.fit import anchor_for, optimizer_for, sharded, training_steps
+from nearkin.training.fit import optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
 
 WARM_UP: Final = 2  # Steps of an estimate that are not timed, at least
@@ -67,7 +68,7 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) 
     total = warm_up + group * math.ceil(TIMED / group)
     fed = closing(batches.load(0, total + PREFETCHED * workers))
     with undone(method), fed as read:
-        optimizer, anchor = optimizer_for(method, usual), anchor_for(method, usual)
+        optimizer, anchor = optimizer_for(method, usual), Anchor.at(method, usual.anchor)
         trained, start = sharded(usual, method, optimizer), CpuTime.now()
         before = start.clock
         for _ in training_steps(

@@ -77,14 +77,6 @@ def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> 
     )
 
 
-def release_frozen(optimizer: torch.optim.Optimizer) -> None:
-    """Drop the gradients of groups whose learning rate is zero: they would enter momentum."""
-    for group in optimizer.param_groups:
-        if group["lr"] == 0:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-
 def clip_gradients(method: Method[Any], norm: Tensor, limit: float) -> None:
     """Scale all gradients alike, so that their norm together is within a limit.
 
@@ -101,7 +93,10 @@ def prepare_update(
 
     What is frozen takes no part in the norm: only several processes have all of its gradients.
     """
-    release_frozen(optimizer)
+    for group in optimizer.param_groups:
+        if group["lr"] == 0:  # its gradients would enter momentum
+            for parameter in group["params"]:
+                parameter.grad = None
     if clip_norm and (moving := gradients(method)):  # none at the start of a warm-up
         clip_gradients(method, total_norm(method, moving.values()), clip_norm)
     if isinstance(optimizer, Muon):

@@ -276,10 +276,12 @@ def set_learning_rates(
     """
     rates = method.learning_rates(schedule)
     for group in optimizer.param_groups:
-        due = rates.get(group["name"], schedule)
-        if group.get("backbone"):
-            due = delayed(due, frozen)
-        group["lr"] = float(group["peak_lr"] * due(progress))  # checkpoints hold no numpy numbers
+        due, rate = rates.get(group["name"], schedule), 0.0
+        if not group.get("backbone"):
+            rate = due(progress)
+        elif progress >= frozen:
+            rate = due(min(1.0, (progress - frozen) / (1 - frozen)))
+        group["lr"] = float(group["peak_lr"] * rate)  # checkpoints hold no numpy numbers
 
 
 def main_rate(optimizer: Optimizer) -> float:
@@ -293,15 +295,3 @@ def set_weight_decay(optimizer: Optimizer, weight_decay: float) -> None:
     for group in optimizer.param_groups:
         if group["weight_decay"]:
             group["weight_decay"] = weight_decay
-
-
-def delayed(schedule: Schedule, frozen: float) -> Schedule:
-    """Return a schedule that is zero in a first share of training, and whole in the rest of it.
-
-    >>> schedule = delayed(warmup_cosine(warmup=0.5), frozen=0.2)
-    >>> [round(schedule(progress), 3) for progress in (0.0, 0.1, 0.2, 0.4, 0.6, 1.0)]
-    [0.0, 0.0, 0.0, 0.5, 1.0, 0.0]
-    """
-    if not frozen:
-        return schedule
-    return lambda p: 0.0 if p < frozen else schedule(min(1.0, (p - frozen) / (1 - frozen)))

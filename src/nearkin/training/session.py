@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, BatchLoader, Growing
+from nearkin.data.batches import Batches
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.rng import seeded
@@ -129,7 +129,7 @@ def train_encoder(
         )
         log.info(f"augmented views  {sheet.resolve()}")
         lead = Lead(folder, log, monitor.evaluate, on_row)
-        trained = fit(config, method, growing(config, parts), lead)
+        trained = fit(config, method, parts, lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
@@ -163,7 +163,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         method, batches = build(config, train, device, network, teacher, folder)
         parts = parts_of(folder, config, batches, teacher)
         config = with_epochs(config, method, parts)
-        fit(config, method, growing(config, parts))
+        fit(config, method, parts)
     return folder
 
 
@@ -178,11 +178,6 @@ def check_same_images(images: Images, fingerprint: str) -> None:
             f"ones from {images.names[0]!r} to {images.names[-1]!r}; give every process the same "
             "files"
         )
-
-
-def growing(config: TrainConfig, parts: Sequence[BatchLoader]) -> BatchLoader:
-    """Return the batches of a whole training, whose length is known."""
-    return Growing(parts, int(config.epochs) * parts[0].sampler.steps_per_epoch)
 
 
 def build(
