@@ -115,15 +115,10 @@ def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
 
 
 def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -> Schedule:
-    """Return a linear warm-up to the peak, then half a cosine down to `final`.
+    """Return a line from `start` to 1, which ends at `warmup`, then half a cosine to `final`.
 
     The cosine is that of Loshchilov & Hutter (2017, eq. 5) without restarts, the warm-up that of
     Goyal et al. (2017, section 2.2).
-
-    Args:
-        warmup: How much of training the rise takes; at least 0 and less than 1.
-        final: What is left of the peak at the end, between 0 and 1.
-        start: What there is of the peak at the beginning, between 0 and 1.
 
     >>> schedule = warmup_cosine(warmup=0.5, final=0.2)
     >>> [round(schedule(progress), 3) for progress in (0.0, 0.25, 0.5, 0.75, 1.0)]
