@@ -1,7 +1,5 @@
 """ReSSL (Zheng et al., NeurIPS 2021, arXiv:2107.09282): views agree on how similar images are."""
 
-from typing import ClassVar
-
 import torch
 
 from nearkin.memory import KeyUpdate, Queue
@@ -25,8 +23,8 @@ class ReSSL(Method[KeyUpdate]):
         target_temperature: Divides those of the weak view; smaller, so that they are sharper.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("weak", "strong")
-    defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
+    views = ("weak", "strong")
+    defaults = Defaults(augment="moco_v2", augment_small="moco_cifar")
 
     def __init__(
         self,

@@ -69,6 +69,10 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Momentum = Annotated[float, Meta(ge=0, le=1), EMA()]
 Temperature = Annotated[float, Meta(ge=1e-3, le=MAX)]
 QueueSize = Annotated[int, Meta(ge=1), MemorySize()]
+NumGroups = Annotated[int, Meta(ge=1), BatchGroups()]
+VisitMomentum = Annotated[float, Meta(ge=0, le=1), EMA("visits")]  # of a row of a memory bank
+Factor = Annotated[float, Meta(ge=1e-9)]  # of a loss
+Softness = Annotated[float, Meta(ge=1e-3)]  # of Sinkhorn's codes
 
 
 def metadata(kind: Any, mark: type[Mark]) -> Mark | None:

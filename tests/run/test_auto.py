@@ -23,7 +23,8 @@ from nearkin.run.auto import (
     with_length,
 )
 from nearkin.training.length import Overhead, planned_epochs
-from nearkin.training.session import build, parts_of
+from nearkin.training.session import build
+from nearkin.training.teacher import parts_of
 
 CPU = torch.device("cpu")
 

@@ -27,7 +27,7 @@ from nearkin.toml import read_toml
 from nearkin.training.fit import optimizer_for, schedule_for, training_steps
 from nearkin.training.optimizer import LARS, LARS_FORMS
 from nearkin.training.session import build
-from nearkin.training.teacher import open_teacher, with_teacher
+from nearkin.training.teacher import open_teacher, parts_of
 from nearkin.types import Batch
 
 HOME = Path(nearkin.__file__).parent / "recipes"
@@ -308,7 +308,7 @@ def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
     optimizer = optimizer_for(method, config)
     total = config.epochs * batches.sampler.steps_per_epoch
     rates = []
-    fed = with_teacher(folder, config, batches, encoder).load(0, total)
+    fed = parts_of(folder, config, batches, encoder)[0].load(0, total)
     for _, step in training_steps(config, method, optimizer, fed, start=0, total=total):
         assert step.loss.isfinite()
         rates += [group["lr"] for group in optimizer.param_groups if group["name"] == ""][:1]

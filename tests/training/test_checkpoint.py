@@ -70,17 +70,17 @@ def test_everything_comes_back_to_the_bit(tmp_path):
     for kind in kinds:
         folder = tmp_path / "-".join(kind)
         written, restored = run_at(7, *kind), run_at(3, *kind)
-        path = save(folder, 7, *written)
+        save(folder, 7, *written)
         assert not same(memory_of(restored), memory_of(written)), kind
-        assert load(folder, *restored) == Restored(7, path, ()), kind
+        assert load(folder, *restored) == Restored(7, ()), kind
         assert same(memory_of(restored), memory_of(written)), kind
 
 
 def test_a_run_starts_at_zero_without_checkpoints(tmp_path):
     run = run_at(5)
     before = memory_of(run)
-    assert load(tmp_path / "absent", *run) == Restored(0, None, ())
-    assert load(tmp_path, *run) == Restored(0, None, ())
+    assert load(tmp_path / "absent", *run) == Restored(0, ())
+    assert load(tmp_path, *run) == Restored(0, ())
     assert same(memory_of(run), before)
     assert latest(tmp_path) is None
 
@@ -151,7 +151,7 @@ def test_what_is_damaged_is_put_aside(folder):
     middle = len(whole) // 2
     for damaged in (whole[:middle], whole[:middle] + bytes(4096) + whole[middle + 4096 :]):
         newest.write_bytes(damaged)
-        assert load(folder, *run) == Restored(10, folder / "ckpt-00000010.pt", (aside,))
+        assert load(folder, *run) == Restored(10, (aside,))
         assert aside.read_bytes() == damaged
         assert not newest.exists()
     assert same(memory_of(run), memory_of(run_at(10)))

@@ -23,7 +23,7 @@ from nearkin.errors import UsageError
 from nearkin.method import Method, half_cosine
 from nearkin.networks.branch import Backbone, Branch, frozen_copy, mlp
 from nearkin.training.fit import schedule_for
-from nearkin.training.loop import clip_gradients, gradients, steps, total_norm
+from nearkin.training.loop import gradients, prepare_update, steps, total_norm
 from nearkin.training.muon import Muon, is_matrix, orthogonal
 from nearkin.training.optimizer import (
     LARS,
@@ -457,9 +457,14 @@ def test_gradients_are_clipped_by_their_norm_together_as_torch_does(limit):
     for p, other in zip(trained(ours).values(), trained(theirs).values(), strict=True):
         p.grad = torch.randn_like(p)
         other.grad = p.grad.clone()
-    clip_gradients(ours, total_norm(ours, gradients(ours).values()), limit)
+    optimizer = torch.optim.SGD(ours.parameters(), 1.0)
+    prepare_update(ours, optimizer, limit)
     nn.utils.clip_grad_norm_(theirs.parameters(), limit)
     torch.testing.assert_close(gradients(ours), gradients(theirs))
+    next(ours.parameters()).grad.view(-1)[0] = torch.inf
+    before = copy.deepcopy(gradients(ours))
+    prepare_update(ours, optimizer, limit / 100)  # what is not finite leaves the others alone
+    torch.testing.assert_close(gradients(ours), before)
 
 
 def test_a_step_is_that_of_clipped_gradients():

@@ -31,10 +31,10 @@ from nearkin.run.folder import RunFolder
 from nearkin.training.teacher import (
     HALF,
     HEAD,
-    cached_teacher,
     distilled_origin,
+    feature_files,
     open_teacher,
-    with_teacher,
+    parts_of,
 )
 
 CPU = torch.device("cpu")
@@ -61,11 +61,12 @@ def student(*views, images=IMAGES, period=0, size=16, **options):
 
 def feed(folder, batches, named, views, epochs=3):
     """The batches with the features of a teacher in a run folder."""
-    config = TrainConfig(method="seed", teacher=named, teacher_views=views, epochs=epochs, seed=3)
+    how = dict(teacher=named, teacher_views=views, view_sizes=(batches.dataset.image_size,))
+    config = TrainConfig(method="seed", epochs=epochs, seed=3, **how)
     run = RunFolder(folder / "run")
     run.path.mkdir(parents=True, exist_ok=True)
     encoder = open_teacher(run, config, batches.images)
-    return with_teacher(run, config, batches, encoder), encoder
+    return parts_of(run, config, batches, encoder)[0], encoder
 
 
 def expected(encoder, views):
@@ -266,12 +267,10 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
     batches = student(images=open_images(pixels(1500, side=8)), period=1, size=8)
     kept, encoder = feed(tmp_path, batches, teacher, views=1)
     config = TrainConfig(method="seed", teacher=teacher, teacher_views=1, epochs=1, seed=3)
-    files = cached_teacher(RunFolder(tmp_path / "run"), config, batches, encoder)
-    assert files.shards() == [(0, 0), (0, 1024)]
-    assert (
-        sum(len(read_sealed(files.path(*shard))) - HEAD for shard in files.shards()) == files.bytes
-    )
-    assert files.bytes == 1500 * encoder.num_features * HALF.itemsize
+    files = feature_files(RunFolder(tmp_path / "run"), config, batches, encoder)
+    assert [(file.epoch, file.first) for file in files] == [(0, 0), (0, 1024)]
+    assert all(len(read_sealed(file.path)) == HEAD + file.num_bytes for file in files)
+    assert sum(file.num_bytes for file in files) == 1500 * encoder.num_features * HALF.itemsize
     assert_sees((kept, encoder), batches.enlarged(16, batches.sampler), 3, tolerance=1e-3)
 
 

@@ -222,5 +222,5 @@ class FineTuner:
         )
         stage = self.folder.stage(name)
         stage.path.mkdir(parents=True, exist_ok=True)
-        fit(config, method, feed, Lead(stage, self.log, feature_health(feed)))
+        fit(config, method, [feed], Lead(stage, self.log, feature_health(feed)))
         return method

@@ -92,8 +92,7 @@ class DataReport(Result):
             *(f"warning     {warning}" for warning in self.warnings),
             f"proposal    {self.proposal}",
         ]
-        cost = self.cost.lines() if self.cost else []
-        return [*lines, *(f"            {line}" for line in cost)]
+        return [*lines, f"            {self.cost}"] if self.cost else lines
 
     def _parts(self) -> str:
         if not self.parts:

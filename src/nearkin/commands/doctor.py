@@ -29,10 +29,11 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.opening import sources_of
 from nearkin.text import abridged, aligned
 from nearkin.training import checkpoint
+from nearkin.training.anchor import Anchor
 from nearkin.training.checkpoint import not_finite
-from nearkin.training.fit import anchor_for, optimizer_for, training_steps
-from nearkin.training.session import build, parts_of
-from nearkin.training.teacher import open_teacher
+from nearkin.training.fit import optimizer_for, training_steps
+from nearkin.training.session import build
+from nearkin.training.teacher import open_teacher, parts_of
 from nearkin.version import __version__
 
 NAMED: Final = 5  # Images of the batch, or tensors of the state, whose names are given
@@ -117,7 +118,7 @@ def _replay(
     teacher = open_teacher(folder, config, split.images)
     where = choose_device(device)
     method, batches = build(config, split.train, where, backbone, teacher, folder)
-    optimizer, anchor = optimizer_for(method, config), anchor_for(method, config)
+    optimizer, anchor = optimizer_for(method, config), Anchor.at(method, config.anchor)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
     total = max(int(config.epochs) * batches.sampler.steps_per_epoch, step + 1)

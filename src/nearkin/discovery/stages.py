@@ -66,7 +66,7 @@ class Stage:
     def run(self, folder: RunFolder, log: Logger) -> None:
         """Train from the newest checkpoint of the folder to the last step."""
         folder.path.mkdir(parents=True, exist_ok=True)
-        fit(self.config, self.method, self.feed, Lead(folder, log, feature_health(self.feed)))
+        fit(self.config, self.method, [self.feed], Lead(folder, log, feature_health(self.feed)))
 
     def try_out(self, share: float = 1.0) -> None:
         """Train for a share of the steps without writing anything."""

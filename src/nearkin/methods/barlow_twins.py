@@ -14,16 +14,13 @@ is `off_diagonal`.
 Queries: the dimensions of view 1. Keys: the dimensions of view 2.
 """
 
-from typing import Annotated, ClassVar
-
-from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import barlow_twins
-from nearkin.schema import Count, Dim, Weight
+from nearkin.schema import Count, Dim, Factor, Weight
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -38,7 +35,7 @@ class BarlowTwins(Method[None]):
             has 0.024 as part of its learning rates.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024, "scale": 0.1}
     )
 
@@ -49,7 +46,7 @@ class BarlowTwins(Method[None]):
         dim: Dim = 8192,
         num_layers: Count = 3,
         off_diagonal: Weight = 0.0051,
-        scale: Annotated[float, Meta(ge=1e-9)] = 1.0,
+        scale: Factor = 1.0,
     ) -> None:
         super().__init__()
         self.off_diagonal = off_diagonal

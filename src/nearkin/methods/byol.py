@@ -19,7 +19,6 @@ Queries: predictions from either view. Keys: the target's embedding of the other
 """
 
 from itertools import product
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -46,15 +45,14 @@ class BYOL(Method[None]):
     """
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         optimizer="muon",
         lr=1e-2,
         augment="byol",
         augment_small="simsiam_cifar",
         options={"momentum": 0.97, "hidden_dim": 0},
     )
-
-    more_views: ClassVar[bool] = True
+    more_views = True
 
     def __init__(
         self,

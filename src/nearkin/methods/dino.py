@@ -19,7 +19,6 @@ Queries: online embeddings of all views. Keys: prototypes.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +52,7 @@ class DINO(Method[Tensor]):
         temperature: Softmax temperature of the online network.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         augment="dino",
         options={
             "hidden_dim": 1024,
@@ -63,7 +62,7 @@ class DINO(Method[Tensor]):
         },
     )
     health_bounds = HealthBounds(min_rank=0.04, min_std=0.3, max_cosine=0.79)
-    more_views: ClassVar[bool] = True
+    more_views = True
     center: Tensor
 
     def __init__(

@@ -13,16 +13,13 @@ vectors.
 Queries: online embeddings. Keys: the teacher's features of the same view.
 """
 
-from typing import Annotated, ClassVar
-
-from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, unit
-from nearkin.schema import DimOrZero
+from nearkin.schema import Count, DimOrZero
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -38,22 +35,18 @@ class FeatureMatching(Method[None]):
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("weak",)
-    uses_teacher: ClassVar[bool] = True
+    views = ("weak",)
+    uses_teacher = True
     # Its embeddings are to be the teacher's features, which often lie in a narrow cone.
-    health_bounds: ClassVar[HealthBounds] = HealthBounds(
-        min_rank=0.02, min_std=0.0, max_cosine=1.0
-    )
-    defaults: ClassVar[Defaults] = Defaults(
-        augment="moco_v2", augment_small="moco_cifar", options={"num_layers": 2}
-    )
+    health_bounds = HealthBounds(min_rank=0.02, min_std=0.0, max_cosine=1.0)
+    defaults = Defaults(augment="moco_v2", augment_small="moco_cifar", options={"num_layers": 2})
 
     def __init__(
         self,
         backbone: nn.Module,
         *,
         teacher_dim: int,
-        num_layers: Annotated[int, Meta(ge=1)] = 4,
+        num_layers: Count = 4,
         hidden_dim: DimOrZero = 0,
     ) -> None:
         super().__init__()

@@ -21,11 +21,10 @@ v is the embedding of image i and v_j row j of the bank of n, of which m are dra
 Queries: online embeddings. Keys: rows of the bank, the image's own and the noise.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
-from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -33,7 +32,7 @@ from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce, unit
-from nearkin.schema import EMA, Count, Dim, Temperature, Weight
+from nearkin.schema import Count, Dim, Temperature, VisitMomentum, Weight
 from nearkin.types import Batch, Encoded, Step
 
 BankUpdate = tuple[KeyUpdate, Float[Tensor, ""]]
@@ -56,7 +55,7 @@ class InstDisc(Method[BankUpdate]):
     """
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         optimizer="muon",
         lr=4e-3,
         augment="moco_v1",
@@ -65,7 +64,7 @@ class InstDisc(Method[BankUpdate]):
         options={"loss": "softmax", "temperature": 0.1},
     )
     health_bounds = HealthBounds(min_std=0.32, max_cosine=0.77)
-    views: ClassVar[tuple[str, ...]] = ("strong",)
+    views = ("strong",)
     normalizer: Tensor
 
     def __init__(
@@ -76,7 +75,7 @@ class InstDisc(Method[BankUpdate]):
         dim: Dim = 128,
         loss: Literal["nce", "softmax"] = "nce",
         num_noise: Count = 4096,
-        momentum: Annotated[float, Meta(ge=0, le=1), EMA("visits")] = 0.5,
+        momentum: VisitMomentum = 0.5,
         proximal_weight: Weight = 0.0,
         temperature: Temperature = 0.07,
     ) -> None:

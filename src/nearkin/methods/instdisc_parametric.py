@@ -15,8 +15,6 @@ v is the embedding of image i, a unit vector, and w_j are learned, of any length
 Queries: online embeddings. Keys: learned weights, a vector per image.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 from typing_extensions import override
@@ -38,9 +36,9 @@ class InstDiscParametric(Method[None]):
         temperature: Softmax temperature; the weights have any length.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(augment="moco_v1", augment_small="moco_cifar")
+    defaults = Defaults(augment="moco_v1", augment_small="moco_cifar")
     health_bounds = HealthBounds(min_rank=0.11)
-    views: ClassVar[tuple[str, ...]] = ("strong",)
+    views = ("strong",)
 
     def __init__(
         self,

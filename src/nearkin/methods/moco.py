@@ -14,10 +14,9 @@ that show other images; t is `temperature`, m is `momentum`.
 Queries: online embeddings of view 1. Keys: the target's embedding of view 2, and the queue.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 import torch
-from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
@@ -25,7 +24,7 @@ from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch, ema_update, frozen_copy, shuffle_bn
 from nearkin.objectives import info_nce, unit
-from nearkin.schema import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Temperature
+from nearkin.schema import Dim, DimOrZero, Momentum, NumGroups, QueueSize, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -49,7 +48,7 @@ class MoCo(Method[KeyUpdate]):
     """
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         optimizer="muon",
         lr=4e-3,
         augment="moco_v2",
@@ -68,7 +67,7 @@ class MoCo(Method[KeyUpdate]):
         mask_own: bool = True,
         momentum: Momentum = 0.999,
         symmetric: bool = False,
-        bn_groups: Annotated[int, Meta(ge=1), BatchGroups()] = 8,
+        bn_groups: NumGroups = 8,
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()

@@ -13,16 +13,15 @@ Queries: online embeddings of view 1. Keys: embeddings of view 2.
 """
 
 import copy
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
-from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch, shuffle_bn
 from nearkin.objectives import in_batch, unit
-from nearkin.schema import BatchGroups, Dim, DimOrZero, Temperature
+from nearkin.schema import Dim, DimOrZero, NumGroups, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -41,7 +40,7 @@ class MoCoEndToEnd(Method[None]):
         temperature: Softmax temperature.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
+    defaults = Defaults(augment="moco_v2", augment_small="moco_cifar")
     health_bounds = HealthBounds(min_rank=0.1)
 
     def __init__(
@@ -52,7 +51,7 @@ class MoCoEndToEnd(Method[None]):
         projector: Literal["linear", "mlp"] = "mlp",
         hidden_dim: DimOrZero = 0,
         key_encoder: Literal["same", "separate", "shared_backbone"] = "same",
-        bn_groups: Annotated[int, Meta(ge=1), BatchGroups()] = 8,
+        bn_groups: NumGroups = 8,
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()

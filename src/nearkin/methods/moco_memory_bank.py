@@ -14,7 +14,7 @@ images; t is `temperature`, m is `momentum`.
 Queries: online embeddings. Keys: rows of the bank, the image's own and those drawn.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 from torch import nn
@@ -24,7 +24,7 @@ from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
-from nearkin.schema import EMA, Dim, DimOrZero, MemorySize, Temperature
+from nearkin.schema import Dim, DimOrZero, MemorySize, Temperature, VisitMomentum
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -42,9 +42,9 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         temperature: Softmax temperature.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
+    defaults = Defaults(augment="moco_v2", augment_small="moco_cifar")
     health_bounds = HealthBounds(min_std=0.34, max_cosine=0.73)
-    views: ClassVar[tuple[str, ...]] = ("strong",)
+    views = ("strong",)
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         projector: Literal["linear", "mlp"] = "mlp",
         hidden_dim: DimOrZero = 0,
         num_negatives: Annotated[int, Meta(ge=1), MemorySize(holds_batch=False)] = 65_536,
-        momentum: Annotated[float, Meta(ge=0, le=1), EMA("visits")] = 0.5,
+        momentum: VisitMomentum = 0.5,
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()

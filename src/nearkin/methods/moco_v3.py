@@ -19,8 +19,6 @@ Queries: predictions from either view. Keys: the target's embeddings of the othe
 whole batch.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 from typing_extensions import override
@@ -48,7 +46,7 @@ class MoCoV3(Method[None]):
         temperature: Softmax temperature.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         augment="moco_v3",
         augment_small="asymmetric_cifar",
         options={"temperature": 0.2, "hidden_dim": 1024},

@@ -29,7 +29,7 @@ Queries: unit features of view 1. Keys: unit features of view 2, the queue of th
 and mixtures of both queues.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ from nearkin.objectives import (
     soft_match,
     unit,
 )
-from nearkin.schema import Count, Fraction, QueueSize, Temperature, Weight
+from nearkin.schema import Count, CountOrZero, Fraction, QueueSize, Temperature, Weight
 from nearkin.types import UNLABELED, Batch, Encoded, Step
 
 Rows = Float[Tensor, "n f"]
@@ -101,9 +101,9 @@ class NCL(Method[KeyUpdate]):
         temperature: Softmax temperature.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    defaults = Defaults(augment="ncl", augment_small="ncl_cifar")
     health_bounds = HealthBounds(min_rank=0.11, min_std=0.35, max_cosine=0.72)
-    uses_labels: ClassVar[bool] = True
+    uses_labels = True
     metrics = ("positive_rate", "classify", "pairs", "consistency", "known", "novel")
 
     def __init__(
@@ -122,7 +122,7 @@ class NCL(Method[KeyUpdate]):
         top_ranks: Count = 5,
         num_easy: Count = 50,
         num_mixes: Count = 5,
-        num_hard: Annotated[int, Meta(ge=0)] = 400,
+        num_hard: CountOrZero = 400,
         mix: Literal["thirds", "uniform"] = "thirds",
         hard_from: Fraction = 0.015,
         novel_weight: Weight = 1.0,

@@ -22,7 +22,7 @@ Queries: nearest neighbors of embeddings of one view. Keys: predictions from the
 the whole batch.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -63,7 +63,7 @@ class NNCLR(Method[KeyUpdate]):
     """
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         optimizer="muon",
         lr=4e-3,
         augment="byol",

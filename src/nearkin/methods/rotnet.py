@@ -12,7 +12,7 @@ h_y are the features of a view that was turned by y quarters, and y is 0, 1, 2 a
 Queries: features of all four turns. Keys: learned weights, a vector per turn.
 """
 
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -34,9 +34,9 @@ class RotNet(Method[None]):
     that look alike from all sides, such as textures or images from above, teach it little.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    defaults = Defaults(augment="ncl", augment_small="ncl_cifar")
     health_bounds = HealthBounds(min_rank=0.2, min_std=0.26, max_cosine=0.86)
-    views: ClassVar[tuple[str, ...]] = ("strong",)
+    views = ("strong",)
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ Queries: online embeddings and the teacher's features of the same view. Keys: th
 features of earlier images, and its features of the view.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 from typing_extensions import override
@@ -46,9 +46,9 @@ class SEED(Method[KeyUpdate]):
         teacher_temperature: Softmax temperature of the teacher.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("strong",)
-    uses_teacher: ClassVar[bool] = True
-    defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
+    views = ("strong",)
+    uses_teacher = True
+    defaults = Defaults(augment="moco_v2", augment_small="moco_cifar")
 
     def __init__(
         self,

@@ -16,8 +16,6 @@ distribution of the N images along each direction.
 Queries: online embeddings of all views. Keys: the mean embedding of the large views.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 from typing_extensions import override
@@ -43,14 +41,14 @@ class SIGReg(Method[None]):
     """
 
     # Smaller than in the paper, and SimCLR's optimizer; not searched (docs/lab.md).
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         optimizer="muon",
         lr=4e-3,
         augment="lejepa",
         augment_small="simsiam_cifar",
         options={"dim": 64, "hidden_dim": 0, "num_directions": 256},
     )
-    more_views: ClassVar[bool] = True
+    more_views = True
 
     def __init__(
         self,

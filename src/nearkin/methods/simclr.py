@@ -17,17 +17,16 @@ Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 
 from itertools import combinations
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
 import torch
-from msgspec import Meta
 from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import in_batch, nt_xent, unit
-from nearkin.schema import Dim, DimOrZero, Temperature
+from nearkin.schema import Dim, DimOrZero, Factor, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -47,11 +46,11 @@ class SimCLR(Method[None]):
     """
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         optimizer="muon", lr=4e-3, augment_small="simsiam_cifar", options={"temperature": 0.2}
     )
     health_bounds = HealthBounds(min_rank=0.14)
-    more_views: ClassVar[bool] = True
+    more_views = True
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class SimCLR(Method[None]):
         hidden_dim: DimOrZero = 0,
         last_norm: bool = False,
         loss: Literal["nt_xent", "cross_view"] = "nt_xent",
-        scale: Annotated[float, Meta(ge=1e-9)] = 1.0,
+        scale: Factor = 1.0,
         temperature: Temperature = 0.5,
     ) -> None:
         super().__init__()

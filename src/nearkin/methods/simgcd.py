@@ -24,8 +24,6 @@ Queries: unit features and embeddings of all views. Keys: prototypes of all clas
 embeddings of all other views.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 from typing_extensions import override
@@ -60,9 +58,9 @@ class SimGCD(Method[None]):
         sup_temperature: Temperature of the supervised contrast.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    defaults = Defaults(augment="ncl", augment_small="ncl_cifar")
     health_bounds = HealthBounds(min_rank=0.02, min_std=0.35, max_cosine=0.74)
-    uses_labels: ClassVar[bool] = True
+    uses_labels = True
     metrics = ("distill", "entropy", "classify", "contrast", "class_contrast")
 
     def __init__(

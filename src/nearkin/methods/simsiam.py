@@ -16,7 +16,6 @@ Queries: predictions from either view. Keys: the embedding of the other view.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import nn
 from typing_extensions import override
@@ -44,7 +43,7 @@ class SimSiam(Method[None]):
     """
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         optimizer="muon",
         lr=1e-2,
         augment="simsiam",

@@ -13,8 +13,6 @@ h are the features of an image that has a label; images without one count for no
 Queries: features of labeled images. Keys: learned weights, a vector per known class.
 """
 
-from typing import ClassVar
-
 from torch import nn
 from typing_extensions import override
 
@@ -31,10 +29,10 @@ class Supervised(Method[None]):
         num_known_classes: Number of known classes, which have labels.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    defaults = Defaults(augment="ncl", augment_small="ncl_cifar")
     health_bounds = HealthBounds(min_rank=0.17, min_std=0.3, max_cosine=0.81)
-    views: ClassVar[tuple[str, ...]] = ("strong",)
-    uses_labels: ClassVar[bool] = True
+    views = ("strong",)
+    uses_labels = True
 
     def __init__(self, backbone: nn.Module, *, num_known_classes: int) -> None:
         super().__init__()

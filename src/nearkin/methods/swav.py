@@ -17,12 +17,10 @@ Queries: online embeddings of all views. Keys: prototypes.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -30,7 +28,7 @@ from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method, Schedule
 from nearkin.networks.branch import Branch
 from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
-from nearkin.schema import Count, Dim, DimOrZero, Fraction, QueueSize, Temperature
+from nearkin.schema import Count, Dim, DimOrZero, Fraction, QueueSize, Softness, Temperature
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -53,7 +51,7 @@ class SwAV(Method[KeyUpdate]):
     """
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
-    defaults: ClassVar[Defaults] = Defaults(
+    defaults = Defaults(
         optimizer="muon",
         lr=1e-2,
         augment="swav",
@@ -61,7 +59,7 @@ class SwAV(Method[KeyUpdate]):
         options={"hidden_dim": 0, "num_prototypes": 300, "queue_size": 1024},
     )
     health_bounds = HealthBounds(min_rank=0.05, min_std=0.25, max_cosine=0.82)
-    more_views: ClassVar[bool] = True
+    more_views = True
 
     def __init__(
         self,
@@ -73,7 +71,7 @@ class SwAV(Method[KeyUpdate]):
         queue_size: QueueSize = 3840,
         queue_from: Fraction = 0.075,
         freeze_until: Fraction = 0.005,
-        epsilon: Annotated[float, Meta(ge=1e-3)] = 0.05,
+        epsilon: Softness = 0.05,
         num_iterations: Count = 3,
         temperature: Temperature = 0.1,
     ) -> None:

@@ -19,12 +19,11 @@ Queries: features and embeddings of all views. Keys: prototypes of all classes.
 """
 
 from functools import partial
-from typing import Annotated, ClassVar, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -32,7 +31,7 @@ from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import MultiHead, Prototypes, projected_prototypes
 from nearkin.objectives import sinkhorn, swapped_match, unit
-from nearkin.schema import Count, Dim, DimOrZero, Temperature
+from nearkin.schema import Count, CountOrZero, Dim, DimOrZero, Softness, Temperature
 from nearkin.types import UNLABELED, Batch, Encoded, Step
 
 Losses = Float[Tensor, " heads"]
@@ -58,9 +57,9 @@ class UNO(Method[Losses]):
         temperature: Softmax temperature.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    defaults = Defaults(augment="ncl", augment_small="ncl_cifar")
     health_bounds = HealthBounds(min_rank=0.02, min_std=0.35, max_cosine=0.74)
-    uses_labels: ClassVar[bool] = True
+    uses_labels = True
 
     def __init__(
         self,
@@ -71,8 +70,8 @@ class UNO(Method[Losses]):
         dim: Dim = 256,
         hidden_dim: DimOrZero = 2048,
         num_heads: Count = 4,
-        overclustering: Annotated[int, Meta(ge=0)] = 3,
-        epsilon: Annotated[float, Meta(ge=1e-3)] = 0.05,
+        overclustering: CountOrZero = 3,
+        epsilon: Softness = 0.05,
         num_iterations: Count = 3,
         temperature: Temperature = 0.1,
     ) -> None:

@@ -19,7 +19,6 @@ Queries: online embeddings of view 1. Keys: the embedding of view 2.
 """
 
 from itertools import combinations
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -42,11 +41,9 @@ class VICReg(Method[None]):
         covariance: Weight of the squared covariances.
     """
 
-    defaults: ClassVar[Defaults] = Defaults(
-        augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024}
-    )
+    defaults = Defaults(augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024})
     health_bounds = HealthBounds(min_rank=0.14, min_std=0.32, max_cosine=0.79)
-    more_views: ClassVar[bool] = True
+    more_views = True
 
     def __init__(
         self,

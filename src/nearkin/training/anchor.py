@@ -19,6 +19,7 @@ from nearkin.method import Method
 from nearkin.networks.branch import Backbone, frozen_copy, hooked, trained_backbones
 from nearkin.objectives import gram, unit
 from nearkin.objectives.numerics import dividing_rows
+from nearkin.schema import Auto
 from nearkin.types import Batch, Step
 
 ANCHOR: Final = "anchor"
@@ -34,9 +35,11 @@ class Anchor:
     weight: float
 
     @classmethod
-    def at(cls, method: Method[Any], weight: float) -> "Anchor | None":
+    def at(cls, method: Method[Any], weight: float | Auto) -> "Anchor | None":
         """Anchor a method where it is now, before its first step; None without a weight."""
-        return cls(frozen_copy(method.backbone).eval(), weight) if weight else None
+        if weight in ("auto", 0):  # `auto` stays where no training is continued
+            return None
+        return cls(frozen_copy(method.backbone).eval(), float(weight))
 
     @contextmanager
     def holding(self, method: Method[Any], forward: Forward) -> Iterator[Forward]:

@@ -66,13 +66,9 @@ class Average:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        rates = {f"{share:g}": metric.value for share, metric in self.retrieval.items()}
-        return {
-            "share": self.share,
-            "criterion": WITHOUT_LABELS,
-            "values": rates,
-            "text": self.text,
-        }
+        values = {f"{share:g}": metric.value for share, metric in self.retrieval.items()}
+        plain = {"share": self.share, "criterion": WITHOUT_LABELS}
+        return plain | {"values": values, "text": self.text}
 
 
 def choose_average(
@@ -96,8 +92,7 @@ def choose_average(
         measured = measure(averaged(resized, end, share)).get(WITHOUT_LABELS)
         if measured is not None:
             retrieval[share] = measured
-    shares = [share for share in retrieval if share]
-    better = [share for share in shares if difference(retrieval[share], first).clear > 0]
+    better = [at for at, metric in retrieval.items() if difference(metric, first).clear > 0]
     share = max(better, key=lambda at: retrieval[at].value, default=0.0)
     chosen = averaged(resized, end, share) if share else start
     return chosen, Average(share, retrieval, images)

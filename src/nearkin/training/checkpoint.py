@@ -37,12 +37,10 @@ INTERVAL: Final = 60.0  # Seconds between checkpoints with `auto`; more if savin
 SHARE: Final = 0.02  # Of the time of a training, at most, that goes into checkpoints
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(NamedTuple):
     """The checkpoint that training continues from."""
 
     step: int  # Steps that are done; 0 if there was no checkpoint
-    path: Path | None  # The checkpoint that was read
     damaged: tuple[Path, ...]  # Newer ones that were damaged, under the names they now have
 
 
@@ -144,7 +142,7 @@ def load(folder: Path, method: Method[Any], optimizer: Optimizer) -> Restored:
             content = files.read_sealed(path)
             if content is not None:
                 step = _restore(path, content, method, optimizer)
-                return Restored(step, path, tuple(map(_set_aside, damaged)))
+                return Restored(step, tuple(map(_set_aside, damaged)))
             damaged.append(path)
     except OSError as error:
         raise CheckpointError(
@@ -156,7 +154,7 @@ def load(folder: Path, method: Method[Any], optimizer: Optimizer) -> Restored:
             f"{damaged[0]} is damaged or no checkpoint, and so is every older one; "
             "put back a copy, or start anew in another folder"
         )
-    return Restored(0, None, ())
+    return Restored(0, ())
 
 
 def _newest_first(folder: Path) -> list[Path]:
@@ -180,8 +178,7 @@ def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimiz
         )
     method.load_state_dict(as_current(state["method"], method))
     restore_optimizer(optimizer, state["optimizer"])
-    step: int = state["step"]
-    return step
+    return int(state["step"])
 
 
 def _unpacked(path: Path, content: bytes) -> State:

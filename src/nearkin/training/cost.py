@@ -20,20 +20,13 @@ class Cost:
 
     epochs: int  # That are planned at the speed that was measured
     hours: float  # At that speed
-    hours_alone: float  # Without other processes
-    busy: str  # What these do, if that makes a difference
     megabytes: float  # Of disk
 
-    def lines(self) -> list[str]:
-        """Return lines of text, for people."""
-        lines = [f"about {_time(self.hours)}, {self.megabytes:.0f} MB of disk"]
-        if self.busy:
-            lines.append(f"busy: {self.busy}; alone about {_time(self.hours_alone)}")
-        return lines
-
-
-def _time(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(hours * 60))} min"
+    def __str__(self) -> str:
+        """Return it in words."""
+        minutes = max(1, round(self.hours * 60))
+        time = f"{self.hours:.1f} hours" if self.hours >= 1 else f"{minutes} min"
+        return f"about {time}, {self.megabytes:.0f} MB of disk"
 
 
 def cost(config: TrainConfig, images: Images, device: torch.device) -> Cost:
@@ -43,9 +36,8 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> Cost:
     timed = replace(config, batch_size=batch, workers=0, cache="off")
     method, batches = build(timed, images, device)
     epoch = time_epoch(timed, method, [batches.resized(side) for side in view_sides(timed)])
-    epochs = planned_epochs(config, epoch.seconds)
-    hours, alone = (each * epochs / 3600 for each in (epoch.seconds, epoch.alone))
+    epochs = planned_epochs(config, epoch)
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
     copies = 3 * 3  # the newest three checkpoints, each with the optimizer's two moments
-    return Cost(epochs, hours, alone, epoch.busy, (copies * weights + features) / 1e6)
+    return Cost(epochs, epoch * epochs / 3600, (copies * weights + features) / 1e6)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from nearkin.config import TrainConfig
-from nearkin.data.batches import BatchLoader
+from nearkin.data.batches import BatchLoader, Growing
 from nearkin.data.samplers import BatchSampler
 from nearkin.distributed import (
     all_reduce_max,
@@ -65,11 +65,6 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
         separate_backbone=frozen_share(config) > 0,
         lars_form=config.lars_form,
     )
-
-
-def anchor_for(method: Method[Any], config: TrainConfig) -> Anchor | None:
-    """Anchor a method, as it was built, where a resolved configuration wants that."""
-    return Anchor.at(method, 0.0 if config.anchor == "auto" else config.anchor)
 
 
 def frozen_share(config: TrainConfig) -> float:
@@ -129,16 +124,19 @@ class Lead:
 
 
 def fit(
-    config: TrainConfig, method: Method[Any], batches: BatchLoader, lead: Lead | None = None
+    config: TrainConfig,
+    method: Method[Any],
+    parts: Sequence[BatchLoader],
+    lead: Lead | None = None,
 ) -> bool:
     """Train to the last step, from the newest checkpoint of the first process's run folder.
 
-    All processes run this together, and only the first has a `lead`. Returns whether any steps
-    were left to take.
+    Each of the `parts` has the batches of an equal part of the training. All processes run this
+    together, and only the first has a `lead`. Returns whether any steps were left to take.
     """
-    per_epoch = batches.sampler.steps_per_epoch
+    per_epoch = parts[0].sampler.steps_per_epoch
     total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
-    optimizer, anchor = optimizer_for(method, config), anchor_for(method, config)
+    optimizer, anchor = optimizer_for(method, config), Anchor.at(method, config.anchor)
     # Only the first process reads checkpoints; the others take over its optimizer and step. Their
     # weights and memories are made equal when the method is wrapped for several processes.
     start = broadcast_start(optimizer, _resume(lead, method, optimizer, total) if lead else 0)
@@ -150,12 +148,12 @@ def fit(
             terms = (*method.metrics, ANCHOR) if anchor else method.metrics
             journal = CSVLogger(lead.folder.metrics, (*COLUMNS, *terms), upto=start)
             stack.enter_context(journal)
-            record = Record(lead, config, method, batches.sampler, start, journal, interrupts)
+            record = Record(lead, config, method, parts[0].sampler, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
         checkpointer = Checkpointer(files, trained, optimizer, config.save_every, start)
         stack.enter_context(interrupts)
         stack.enter_context(checkpointer.keeping_diverged())
-        fed = batches.load(start, total)
+        fed = Growing(parts, total).load(start, total)
         for done, step in training_steps(
             config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import register_pytree_node
 
 from nearkin.data.rng import seeded
@@ -77,23 +77,6 @@ def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> 
     )
 
 
-def release_frozen(optimizer: torch.optim.Optimizer) -> None:
-    """Drop the gradients of groups whose learning rate is zero: they would enter momentum."""
-    for group in optimizer.param_groups:
-        if group["lr"] == 0:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-
-def clip_gradients(method: Method[Any], norm: Tensor, limit: float) -> None:
-    """Scale all gradients alike, so that their norm together is within a limit.
-
-    Those of a norm that is not finite stay as they are, for `check_finite`.
-    """
-    scale = torch.where(norm.isfinite(), limit / (norm + 1e-6), 1.0).clamp(max=1)
-    torch._foreach_mul_(list(gradients(method).values()), scale)
-
-
 def prepare_update(
     method: Method[Any], optimizer: torch.optim.Optimizer, clip_norm: float
 ) -> None:
@@ -101,9 +84,14 @@ def prepare_update(
 
     What is frozen takes no part in the norm: only several processes have all of its gradients.
     """
-    release_frozen(optimizer)
+    for group in optimizer.param_groups:
+        if group["lr"] == 0:  # its gradients would enter momentum
+            for parameter in group["params"]:
+                parameter.grad = None
     if clip_norm and (moving := gradients(method)):  # none at the start of a warm-up
-        clip_gradients(method, total_norm(method, moving.values()), clip_norm)
+        norm = total_norm(method, moving.values())
+        # A norm that is not finite scales nothing: `check_finite` names where it comes from.
+        clip_grads_with_norm_(method.parameters(), clip_norm, norm.where(norm.isfinite(), 0.0))
     if isinstance(optimizer, Muon):
         optimizer.prepare()
 

@@ -115,15 +115,10 @@ def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
 
 
 def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -> Schedule:
-    """Return a linear warm-up to the peak, then half a cosine down to `final`.
+    """Return a line from `start` to 1, which ends at `warmup`, then half a cosine to `final`.
 
     The cosine is that of Loshchilov & Hutter (2017, eq. 5) without restarts, the warm-up that of
     Goyal et al. (2017, section 2.2).
-
-    Args:
-        warmup: How much of training the rise takes; at least 0 and less than 1.
-        final: What is left of the peak at the end, between 0 and 1.
-        start: What there is of the peak at the beginning, between 0 and 1.
 
     >>> schedule = warmup_cosine(warmup=0.5, final=0.2)
     >>> [round(schedule(progress), 3) for progress in (0.0, 0.25, 0.5, 0.75, 1.0)]
@@ -276,10 +271,12 @@ def set_learning_rates(
     """
     rates = method.learning_rates(schedule)
     for group in optimizer.param_groups:
-        due = rates.get(group["name"], schedule)
-        if group.get("backbone"):
-            due = delayed(due, frozen)
-        group["lr"] = float(group["peak_lr"] * due(progress))  # checkpoints hold no numpy numbers
+        due, rate = rates.get(group["name"], schedule), 0.0
+        if not group.get("backbone"):
+            rate = due(progress)
+        elif progress >= frozen:
+            rate = due(min(1.0, (progress - frozen) / (1 - frozen)))
+        group["lr"] = float(group["peak_lr"] * rate)  # checkpoints hold no numpy numbers
 
 
 def main_rate(optimizer: Optimizer) -> float:
@@ -293,15 +290,3 @@ def set_weight_decay(optimizer: Optimizer, weight_decay: float) -> None:
     for group in optimizer.param_groups:
         if group["weight_decay"]:
             group["weight_decay"] = weight_decay
-
-
-def delayed(schedule: Schedule, frozen: float) -> Schedule:
-    """Return a schedule that is zero in a first share of training, and whole in the rest of it.
-
-    >>> schedule = delayed(warmup_cosine(warmup=0.5), frozen=0.2)
-    >>> [round(schedule(progress), 3) for progress in (0.0, 0.1, 0.2, 0.4, 0.6, 1.0)]
-    [0.0, 0.0, 0.0, 0.5, 1.0, 0.0]
-    """
-    if not frozen:
-        return schedule
-    return lambda p: 0.0 if p < frozen else schedule(min(1.0, (p - frozen) / (1 - frozen)))

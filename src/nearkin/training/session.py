@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, BatchLoader, Growing
+from nearkin.data.batches import Batches
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.rng import seeded
@@ -54,14 +54,14 @@ from nearkin.run.data import (
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import sources_of
 from nearkin.run.options import kinds_of_views, known_classes
-from nearkin.run.reporter import Logger, Reporter
+from nearkin.run.reporter import Logger
 from nearkin.run.sheets import augmentation_sheet
 from nearkin.training.average import IMAGES, Average, choose_average
 from nearkin.training.fit import Lead, fit
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_overhead, with_epochs
-from nearkin.training.start import starting_backbone, write_start
-from nearkin.training.teacher import distilled_origin, open_teacher, with_teacher
+from nearkin.training.start import load_for, starting_backbone, write_start
+from nearkin.training.teacher import distilled_origin, open_teacher, parts_of
 
 TAKEN_OVER: Final = ("pooling", "origin", "fine_tuned")
 """Details that a trained encoder has from its start; its license is part of the origin."""
@@ -129,7 +129,7 @@ def train_encoder(
         )
         log.info(f"augmented views  {sheet.resolve()}")
         lead = Lead(folder, log, monitor.evaluate, on_row)
-        trained = fit(config, method, growing(config, parts), lead)
+        trained = fit(config, method, parts, lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
@@ -163,7 +163,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         method, batches = build(config, train, device, network, teacher, folder)
         parts = parts_of(folder, config, batches, teacher)
         config = with_epochs(config, method, parts)
-        fit(config, method, growing(config, parts))
+        fit(config, method, parts)
     return folder
 
 
@@ -180,23 +180,6 @@ def check_same_images(images: Images, fingerprint: str) -> None:
         )
 
 
-def parts_of(
-    folder: RunFolder,
-    config: TrainConfig,
-    batches: Batches,
-    teacher: Encoder | None,
-    log: Reporter | None = None,
-) -> list[BatchLoader]:
-    """Return the batches of each part of a training, whose views have a size of their own."""
-    resized = (batches.resized(side) for side in view_sides(config))
-    return [with_teacher(folder, config, part, teacher, log) for part in resized]
-
-
-def growing(config: TrainConfig, parts: Sequence[BatchLoader]) -> BatchLoader:
-    """Return the batches of a whole training, whose length is known."""
-    return Growing(parts, int(config.epochs) * parts[0].sampler.steps_per_epoch)
-
-
 def build(
     config: TrainConfig,
     images: Images,
@@ -208,7 +191,7 @@ def build(
     """Build the method that a resolved configuration describes, as it starts, and its batches.
 
     `folder` is that of the run, which holds the encoder that it starts from and the values that it
-    ignores, if any. A teacher's features are not yet in the batches; see `with_teacher`.
+    ignores, if any. A teacher's features are not yet in the batches; see `parts_of`.
     """
     method, images = _method(config, images, network, teacher, folder)
     known, body = known_classes(config), method.backbone.body
@@ -238,9 +221,7 @@ def build(
 
 def check_networks(config: TrainConfig, images: Images, network: nn.Module | None) -> None:
     """Refuse a teacher, a backbone or a method that cannot be built."""
-    trust, teacher = config.trust_remote_code, None
-    if config.teacher:
-        teacher = load(config.teacher, allow_partial=config.allow_partial, trust_remote_code=trust)
+    teacher = load_for(config, config.teacher) if config.teacher else None
     _method(config, images, network, teacher, None)
 
 
@@ -294,11 +275,11 @@ def encoders_beside(
     preprocessing with the random weights of the seed. The split may be one of other images, all
     of which are held out.
     """
-    beside, trust = dict[str, Encoder](), config.trust_remote_code
+    beside = dict[str, Encoder]()
     if config.teacher:
-        beside["teacher"] = load(folder.teacher, trust_remote_code=trust)
+        beside["teacher"] = load_for(config, folder.teacher)
     if config.encoder:
-        beside["start"] = load(folder.start, backbone=network, trust_remote_code=trust)
+        beside["start"] = load_for(config, folder.start, network)
     images = split.train if len(split.train_rows) else split.test
     beside["untrained"] = untrained(
         encoder, images, seed=config.seed, device=device, workers=workers, network=network
@@ -327,8 +308,7 @@ class _Trained:
         These are held out, unless there are too few.
         """
         config, split = self.config, self.split
-        size, trust = int(config.image_size), config.trust_remote_code
-        start = load(self.folder.start, backbone=self.network, trust_remote_code=trust)
+        size, start = int(config.image_size), load_for(config, self.folder.start, self.network)
         held_out = len(split.test) > 1
         measure = partial(
             label_free,

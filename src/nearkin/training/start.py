@@ -2,13 +2,14 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 from torch import nn
 
-from nearkin.config import TrainConfig
+from nearkin.config import AutoImageSize, TrainConfig
 from nearkin.data.images import Images
 from nearkin.distributed import free_memory
 from nearkin.encoders.encoder import (
@@ -41,6 +42,23 @@ OPTIMIZER_COPIES: Final = {"adamw": 2, "sgd": 1, "lars": 1, "muon": 1}
 """Numbers that an optimizer keeps for each weight."""
 
 
+def load_for(
+    config: TrainConfig,
+    source: str | Path,
+    network: nn.Module | None = None,
+    image_size: AutoImageSize = "auto",
+) -> Encoder:
+    """Load an encoder that the settings name, or the copy of it in a run folder."""
+    named = source in (config.encoder, config.teacher)
+    return load(
+        source,
+        backbone=network,
+        image_size=image_size,
+        allow_partial=config.allow_partial and named,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
 def read_start(
     folder: RunFolder,
     config: TrainConfig,
@@ -62,14 +80,9 @@ def read_start(
     if not config.encoder:
         return None
     if resume and folder.start.exists() and folder.config.exists():
-        return load(folder.start, backbone=network, trust_remote_code=config.trust_remote_code)
+        return load_for(config, folder.start, network)
     check_memory(config, device)
-    start = load(
-        config.encoder,
-        backbone=network,
-        allow_partial=config.allow_partial,
-        trust_remote_code=config.trust_remote_code,
-    )
+    start = load_for(config, config.encoder, network)
     name = str(start.details["backbone"])
     if config.backbone not in ("auto", CUSTOM, name):
         raise UsageError(
@@ -156,13 +169,7 @@ def starting_backbone(
     size = int(config.image_size)
     if config.encoder:
         source = start.start if start and start.start.exists() else config.encoder
-        encoder = load(
-            source,
-            backbone=network,
-            image_size=size,
-            allow_partial=config.allow_partial and source == config.encoder,
-            trust_remote_code=config.trust_remote_code,
-        )
+        encoder = load_for(config, source, network, size)
         backbone, view = encoder.backbone, encoder.preprocessing.for_images(images)
         # Those of augmented views spoil the features of whole images within a few steps.
         backbone.keeps_statistics = True

@@ -9,10 +9,11 @@ the run folder; otherwise it runs in every step.
 import hashlib
 import json
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from itertools import product
+from math import ceil, prod
 from pathlib import Path
 from typing import Final
 
@@ -36,8 +37,10 @@ from nearkin.files import read_sealed, write_sealed
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, count
+from nearkin.run.auto import view_sides
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
+from nearkin.training.start import load_for
 from nearkin.types import Batch
 
 HALF: Final = np.dtype(np.float16)
@@ -62,7 +65,7 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
     if not config.teacher:
         return None
     if folder.teacher.exists():
-        copy = load(folder.teacher, trust_remote_code=config.trust_remote_code)
+        copy = load_for(config, folder.teacher)
         if copy.details.get("named") == config.teacher:
             return copy
     size, free = weight_bytes(config.teacher), free_memory()
@@ -71,8 +74,7 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
             f"the teacher {config.teacher} has {size / 1e6:,.0f} MB of weights, which takes twice "
             f"as much, and {free / 1e6:,.0f} MB of memory are free; give a smaller one"
         )
-    trust = config.trust_remote_code
-    teacher = load(config.teacher, allow_partial=config.allow_partial, trust_remote_code=trust)
+    teacher = load_for(config, config.teacher)
     details = {**teacher.details, "named": config.teacher}
     view = teacher.preprocessing.for_images(images)
     write_encoder(folder.teacher, teacher.backbone, details, view)
@@ -147,24 +149,44 @@ class LiveTeacher:
 
 
 @dataclass(frozen=True, eq=False)
+class FeatureFile:
+    """A sealed file of the features of some images' views in one epoch."""
+
+    path: Path
+    key: bytes  # A digest of all that the features depend on
+    epoch: int
+    first: int  # The first of the images, which follow each other
+    shape: tuple[int, int, int]  # Images, views and dimension
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the features."""
+        return prod(self.shape) * HALF.itemsize
+
+    def is_whole(self) -> bool:
+        """Whether the file is there, undamaged, and of these views."""
+        content = read_sealed(self.path)
+        if content is None or content[:HEAD] != self.key:
+            return False
+        return len(content) == HEAD + self.num_bytes
+
+    @cached_property
+    def features(self) -> Float16[np.ndarray, "images views dim"]:
+        """The features, read from disk when they are used."""
+        return np.memmap(self.path, HALF, "r", offset=HEAD, shape=self.shape)
+
+
+@dataclass(frozen=True, eq=False)
 class CachedTeacher:
     """Batches with features of a teacher that are computed once, for the views of some epochs.
 
     Features of a view depend on the seed, its epoch and its image alone, so the files that hold
     them may be made in any order, by any process, and a run that was killed makes only those that
-    are missing. They are sealed.
+    are missing.
     """
 
     batches: Batches
-    folder: Path
-    key: bytes  # A digest of all that the features depend on
-    epochs: int
-    dim: int
-
-    def __str__(self) -> str:
-        """How many features there are, as the log says it."""
-        views, images = count(self.epochs * self.shape(0)[1], "view"), len(self.batches.images)
-        return f"{views} of {images:,} images ({self.bytes / 1e6:,.1f} MB)"
+    files: Sequence[FeatureFile]  # Epoch by epoch, in the order of the images
 
     @property
     def sampler(self) -> BatchSampler:
@@ -173,155 +195,119 @@ class CachedTeacher:
 
     def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        part = rows_of_rank(self.sampler.batch_size)
-        for step, (views, rows) in enumerate(self.batches.sampled(start, stop, part), start):
-            features = torch.from_numpy(self.rows(self.sampler.epoch(step), rows))
+        sampler = self.batches.sampler
+        sampled = self.batches.sampled(start, stop, rows_of_rank(sampler.batch_size))
+        for step, (views, rows) in enumerate(sampled, start):
+            features = torch.from_numpy(self.features(sampler.epoch(step), rows))
             if not features.isfinite().all():
                 raise DataError(
-                    f"{self.folder} lacks images that could not be read when it was made; "
-                    "remove it, and give the same command with --resume"
+                    f"{self.files[0].path.parent} lacks images that could not be read when it was "
+                    "made; remove it, and give the same command with --resume"
                 )
             on_device = to_device(features, self.batches.device).float()
             teacher = tuple(unit(on_device).unbind(dim=1))
             yield replace(self.batches.batch(views, rows), teacher=teacher)
 
-    @property
-    def shard_size(self) -> int:
-        """Images in a file: as on a CPU, or files of one device would be of no use to another."""
-        return images_per_shard(len(self.batches.images), torch.device("cpu"))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all features."""
-        return sum(prod(self.shape(first)) for _, first in self.shards()) * HALF.itemsize
-
-    def shards(self) -> list[tuple[int, int]]:
-        """The epoch and the first image of each file."""
-        firsts = range(0, len(self.batches.images), self.shard_size)
-        return [(epoch, first) for epoch in range(self.epochs) for first in firsts]
-
-    def path(self, epoch: int, first: int) -> Path:
-        """The file of the images from `first` in an epoch."""
-        return self.folder / f"{epoch:04d}-{first:09d}.features"
-
-    def shape(self, first: int) -> tuple[int, int, int]:
-        """Images, views and dimension of a file."""
-        images = min(self.shard_size, len(self.batches.images) - first)
-        return images, len(self.batches.dataset.views), self.dim
-
-    def is_whole(self, epoch: int, first: int) -> bool:
-        """Whether a file is there, undamaged, and of these views."""
-        content = read_sealed(self.path(epoch, first))
-        expected = HEAD + prod(self.shape(first)) * HALF.itemsize
-        return content is not None and content[:HEAD] == self.key and len(content) == expected
-
-    def write(self, epoch: int, first: int, features: Float16[np.ndarray, "_ _ _"]) -> None:
-        """Write a file, whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(self.path(epoch, first), self.key + features.tobytes())
-
-    def rows(
+    def features(
         self, epoch: int, rows: Int64[np.ndarray, " rows"]
     ) -> Float16[np.ndarray, "rows views dim"]:
         """Read the features of some images."""
-        features = np.empty((len(rows), *self.shape(0)[1:]), HALF)
-        firsts = rows // self.shard_size * self.shard_size
-        for first in np.unique(firsts).tolist():
-            chosen = firsts == first
-            features[chosen] = self._open[epoch, first][rows[chosen] - first]
+        size, *others = self.files[0].shape
+        features = np.empty((len(rows), *others), HALF)
+        per_epoch = ceil(len(self.batches.images) / size)
+        for number in np.unique(rows // size).tolist():
+            file, chosen = self.files[epoch * per_epoch + number], rows // size == number
+            features[chosen] = file.features[rows[chosen] - file.first]
         return features
 
-    @cached_property
-    def _open(self) -> dict[tuple[int, int], np.ndarray]:
-        """The features of each file, read from disk when they are used."""
-        return {
-            (epoch, first): np.memmap(
-                self.path(epoch, first), HALF, "r", offset=HEAD, shape=self.shape(first)
-            )
-            for epoch, first in self.shards()
-        }
 
-
-def with_teacher(
+def parts_of(
     folder: RunFolder,
     config: TrainConfig,
     batches: Batches,
     teacher: Encoder | None,
     log: Reporter | None = None,
-) -> BatchLoader:
-    """Return a training's batches with its teacher's features, if it learns from a teacher.
+) -> list[BatchLoader]:
+    """Return the batches of each part of a training, whose views have a size of their own.
 
-    Where views repeat, all features are computed now, but for those that are in the run folder
-    already. Several processes share the work, and then read all files.
+    They have the features of its teacher, if it learns from one. Where views repeat, all features
+    are computed now, but for those that are in the run folder already. Several processes share
+    the work, and then read all files.
 
     Raises:
         ResourceError: If the disk has no room for the features.
         OutputError: If another process's files are not to be seen here.
     """
+    parts = [batches.resized(side) for side in view_sides(config)]
     if teacher is None:
-        return batches
+        return [*parts]
     teacher.to(batches.device).to(memory_format=torch.channels_last)
     if not config.teacher_views:
-        return LiveTeacher(batches, teacher)
-    cached = cached_teacher(folder, config, batches, teacher)
-    shards = cached.shards()
-    missing = [shard for shard in shards if not cached.is_whole(*shard)]
-    needed = cached.bytes * len(missing) / len(shards)
-    if needed > (free := shutil.disk_usage(folder.path).free):
+        return [LiveTeacher(part, teacher) for part in parts]
+    files = feature_files(folder, config, batches, teacher)
+    missing = [file for file in files if not file.is_whole()]
+    needed, free = sum(file.num_bytes for file in missing), shutil.disk_usage(folder.path).free
+    if needed > free:
         raise ResourceError(
-            f"the teacher's features of {cached.epochs} epochs of views take "
+            f"the teacher's features of {files[-1].epoch + 1} epochs of views take "
             f"{needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB of the disk are free; give fewer "
             "--teacher-views"
         )
     log, own = log or Silent(), missing[rows_of_rank(len(missing))]
     all_reduce_max(0)  # every process has listed what is missing before the first one writes
-    compute(cached, own, teacher, log.progress)
+    compute(batches, own, teacher, log.progress)
     all_reduce_max(0)  # all files are there
-    if not all(cached.is_whole(*shard) for shard in missing):
+    if not all(file.is_whole() for file in missing):
         raise OutputError(
-            f"{cached.folder} lacks what other processes have written; put -o where all of them "
-            "can read it, or give --teacher-views 0"
+            f"{folder.teacher_features} lacks what other processes have written; put -o where all "
+            "of them can read it, or give --teacher-views 0"
         )
-    log.info(f"teacher features of {cached}")
-    return cached
+    views = count((files[-1].epoch + 1) * len(batches.dataset.views), "view")
+    megabytes = f"{sum(file.num_bytes for file in files) / 1e6:,.1f} MB"
+    log.info(f"teacher features of {views} of {len(batches.images):,} images ({megabytes})")
+    return [CachedTeacher(part, files) for part in parts]
 
 
-def cached_teacher(
+def feature_files(
     folder: RunFolder, config: TrainConfig, batches: Batches, teacher: Encoder
-) -> CachedTeacher:
-    """Return batches with the features of a training's views, which may not be there yet."""
-    epochs = int(config.teacher_views)
+) -> list[FeatureFile]:
+    """Return the files of a teacher's features of a training's views, which may not be there.
+
+    They are as large as on a CPU, or those of one device would be of no use to another.
+    """
+    epochs, num_images = int(config.teacher_views), len(batches.images)
     if not config.max_time:
         epochs = min(epochs, int(config.epochs))
     views = [view.to_dict() for view in batches.dataset.views]
-    named = [views, config.seed, batches.dataset.image_size, len(batches.images)]
     weights = hashlib.sha256(folder.teacher.read_bytes()).hexdigest()
-    key = hashlib.sha256(json.dumps([weights, *named]).encode()).digest()
-    return CachedTeacher(batches, folder.teacher_features, key, epochs, teacher.num_features)
+    named = [weights, views, config.seed, batches.dataset.image_size, num_images]
+    key = hashlib.sha256(json.dumps(named).encode()).digest()
+    size, files = images_per_shard(num_images, torch.device("cpu")), list[FeatureFile]()
+    for epoch, first in product(range(epochs), range(0, num_images, size)):
+        path = folder.teacher_features / f"{epoch:04d}-{first:09d}.features"
+        shape = min(size, num_images - first), len(views), teacher.num_features
+        files.append(FeatureFile(path, key, epoch, first, shape))
+    return files
 
 
 def compute(
-    cached: CachedTeacher,
-    shards: list[tuple[int, int]],
-    teacher: Encoder,
-    on_progress: ProgressCallback,
+    batches: Batches, files: Sequence[FeatureFile], teacher: Encoder, on_progress: ProgressCallback
 ) -> None:
     """Run the teacher on the views of these files, and write them one by one.
 
     Images that cannot be read have features that are no numbers.
     """
-    batches = cached.batches
     size = images_at_once(teacher.image_size, batches.device)  # divides the size of a file
     sampler = SequentialBatchSampler(len(batches.images), size, batches.sampler.seed)
     views, channels = batches.enlarged(teacher.image_size, sampler), batches.images.channels
-    done, total = 0, sum(cached.shape(first)[0] for _, first in shards)
-    for epoch, first in shards:
-        features = np.full(cached.shape(first), np.nan, HALF)
-        start = epoch * sampler.steps_per_epoch + first // size
+    done, total = 0, sum(file.shape[0] for file in files)
+    for file in files:
+        features = np.full(file.shape, np.nan, HALF)
+        start = file.epoch * sampler.steps_per_epoch + file.first // size
         stop = start + -(-len(features) // size)
-        expected = np.arange(first, first + len(features))
+        expected = np.arange(file.first, file.first + len(features))
         for number, (pixels, rows) in enumerate(views.sampled(start, stop, slice(None))):
-            on_progress(done, total, f"teacher's features of views {epoch + 1}/{cached.epochs}")
+            on_progress(done, total, f"teacher's features of views, epoch {file.epoch + 1}")
             chunk = slice(number * size, number * size + len(rows))
             of_views = [_features(teacher, normalize(view), channels) for view in pixels]
             readable = rows == expected[chunk]
@@ -329,4 +315,5 @@ def compute(
                 torch.stack(of_views, dim=1).cpu().numpy()[readable].astype(HALF)
             )
             done += len(rows)
-        cached.write(epoch, first, features)
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(file.path, file.key + features.tobytes())
