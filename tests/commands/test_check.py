@@ -87,8 +87,13 @@ def _turned(kind: int, rng: np.random.Generator) -> np.ndarray:
 def test_augmentations_that_remove_what_tells_the_classes_are_said(drawn, said):
     rng, labels = np.random.default_rng(0), np.arange(80) % 2
     pixels = np.stack([drawn(kind, rng) for kind in labels]).clip(0, 255).astype(np.uint8)
-    (warning,) = nearkin.check((pixels, labels), verbose=False).warnings
+    (warning,) = _of_augmentation(pixels, labels)
     assert said in warning
     assert "augmentation simsiam_cifar" in warning
     # Gray images are augmented as characters are: in neither way.
-    assert not nearkin.check((pixels[..., 0], labels), verbose=False).warnings
+    assert not _of_augmentation(pixels[..., 0], labels)
+
+
+def _of_augmentation(pixels: np.ndarray, labels: np.ndarray) -> list[str]:
+    warnings = nearkin.check((pixels, labels), verbose=False).warnings
+    return [each for each in warnings if "augmentation" in each]
