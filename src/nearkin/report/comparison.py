@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,17 +30,15 @@ from nearkin.text import aligned
 from nearkin.types import UNLABELED
 
 TRAININGS: Final = "trainings"
-DISCOVERIES: Final = "discoveries"
-CLASSIFICATIONS: Final = "classifications"
 KINDS: Final = {
     "training": TRAININGS,
     "frozen encoder": TRAININGS,  # beside which they say whether training helped
-    "discovery": DISCOVERIES,
-    "classification": CLASSIFICATIONS,
+    "discovery": "discoveries",
+    "classification": "classifications",
 }
 """What several runs of a kind are called."""
-OWN: Final = {TRAININGS: "encoder", DISCOVERIES: "nearkin", CLASSIFICATIONS: "classifier"}
-"""The table of a summary that is of the run itself, by what several runs are called."""
+OWN: Final = ("encoder", "nearkin", "classifier")
+"""The table of a summary that is of the run itself, one for each of these."""
 SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
 """Entries of summary.json that count as settings."""
 WHAT: Final = ("encoder", "method", "backbone", "epochs")
@@ -66,15 +63,6 @@ class FinishedRun:
     metrics: Mapping[str, Metric]
     images: str  # fingerprint of its images
     split: str  # fingerprint of which of them were held out
-    seconds: float | None  # duration; None if the run was interrupted
-
-    @property
-    def time(self) -> str:
-        """The duration as h:mm:ss, or ''."""
-        if self.seconds is None:
-            return ""
-        minutes, seconds = divmod(round(self.seconds), 60)
-        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def read_finished(run: Path) -> FinishedRun:
@@ -100,41 +88,19 @@ def read_finished(run: Path) -> FinishedRun:
         metrics=metrics,
         images=images,
         split=split,
-        seconds=_duration(folder.log),
     )
 
 
 def _metrics(kind: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
     """Yield all metrics of a run by name; those of what stands beside it say of what they are."""
-    tables = summary.get("metrics", {})
-    if kind == DISCOVERIES:
-        scores = summary["scores"].items()
-        tables = {approach: {each["name"]: each for each in of} for approach, of in scores}
+    tables = summary["metrics"] if "metrics" in summary else summary["scores"]  # of a discovery
     for table, entries in tables.items():
-        for name, entry in entries.items():
-            if table == OWN[kind]:
-                yield name, Metric(**entry)
-            elif kind != TRAININGS or (table in TITLES and name in OF_BASELINES):
-                yield f"{TITLES.get(table, table)}: {name}", Metric(**entry)
-
-
-def _duration(log: Path) -> float | None:
-    """Seconds of the session that made the run; None if it went on with what another had begun."""
-    seconds: float | None = None
-    start, goes_on = "", False
-    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
-        if not line[:4].isdigit():  # of a traceback
-            continue
-        if " | writing " in line:
-            start, goes_on = line[:19], False
-        elif "already complete" in line:
-            start = ""
-        elif "resuming after" in line:
-            goes_on = True
-        elif start and line[20:].startswith("done "):
-            taken = datetime.fromisoformat(line[:19]) - datetime.fromisoformat(start)
-            seconds, start = None if goes_on else taken.total_seconds(), ""
-    return seconds
+        for entry in entries.values() if isinstance(entries, dict) else entries:
+            metric = Metric(**entry)
+            if table in OWN:
+                yield metric.name, metric
+            elif kind != TRAININGS or (table in TITLES and metric.name in OF_BASELINES):
+                yield f"{TITLES.get(table, table)}: {metric.name}", metric
 
 
 @dataclass(frozen=True)
@@ -213,7 +179,7 @@ class Comparison(Result):
         """Return plain values."""
         return {
             "runs": [
-                {"name": name, "path": str(run.folder.path.resolve()), "seconds": run.seconds}
+                {"name": name, "path": str(run.folder.path.resolve())}
                 for name, run in zip(self.names, self.runs, strict=True)
             ],
             "settings": {name: list(values) for name, values in self.settings.items()},
@@ -251,9 +217,7 @@ class Comparison(Result):
         return [row for metric in self.metrics for row in metric.rows()]
 
     def _setting_rows(self) -> list[list[str]]:
-        rows = [[name, *map(_short, values)] for name, values in self.settings.items()]
-        times = [run.time for run in self.runs]
-        return rows + [["time", *times]] * any(times)
+        return [[name, *map(_short, values)] for name, values in self.settings.items()]
 
     def _curves(self) -> Iterator[Chart]:
         """Yield the curves of trainings, in as few charts as hold them."""

@@ -46,7 +46,7 @@ function readData() {
     Object.assign(coloring, { values: array(coloring.values), ...NO_FILTER() });
   }
   json.count = json.number.length;
-  json.perFile ??= Math.max(1, json.count); // images whose details lie together
+  json.perFile ??= json.count; // images whose details lie together
   return json;
 }
 

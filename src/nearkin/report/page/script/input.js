@@ -186,7 +186,9 @@ function listen() {
   $("out").onclick = KEYS["-"];
   $("fit").onclick = KEYS["Home"];
   $("lasso").onclick = () => setLassoMode(!state.lassoMode);
-  $("shown").onclick = selectShown;
+  $("shown").onclick = (event) => {
+    select(visibleRows().filter((i) => inside(...screenPoint(i))), selectionMode(event));
+  };
   $("full").onclick = () => setFull(!isFull());
   $("show-grid").onclick = () => setGrid(!grid.on);
   $("table").ontoggle = showTable;

@@ -43,6 +43,20 @@ async function updateVisible() {
   restyle();
 }
 
+/* Gives every image a class by its name, if it has one. The classes that come first keep their places,
+   and so their colors. */
+function setClasses(coloring, first, nameOf) {
+  const numbers = new Map();
+  const numberOf = (name) => numbers.get(name) ?? numbers.set(name, numbers.size).get(name);
+  first.forEach(numberOf);
+  coloring.values = Int32Array.from(data.number, (number, i) => {
+    const name = nameOf(number, i);
+    return name === undefined ? -1 : numberOf(name);
+  });
+  coloring.classes = [...numbers.keys()];
+  searchTexts = null;
+}
+
 /* A button for each coloring that hides something, which shows it again. */
 function showFilters(filtering) {
   $("filters").replaceChildren(...filtering.map((coloring) => {

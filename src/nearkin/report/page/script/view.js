@@ -4,7 +4,6 @@ const box = { width: 0, height: 0, ratio: 1 };
 const bounds = extent();
 
 function extent() {
-  if (!data.count) return { low: [0, 0], high: [1, 1] };
   const [low, high] = [[Infinity, Infinity], [-Infinity, -Infinity]];
   data.xy.forEach((value, at) => {
     low[at % 2] = Math.min(low[at % 2], value);
