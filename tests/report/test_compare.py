@@ -189,6 +189,10 @@ def test_runs_on_the_same_test_images_are_compared_image_by_image(tmp_path):
         )
     assert one["from_first"][1] is None
     assert one["best"] == 1  # .90 [.88, .92] and .89 overlap, but four images decide
+    compare(runs, output=tmp_path / "c.html")
+    page = (tmp_path / "c.html").read_text()
+    assert re.findall(r"<strong>(\S+) [^<]*</strong> \(best\)", page) == ["0.900"]
+    assert [line.count("*") for line in compare(runs).lines()[:3]] == [0, 1, 0]
     cells = compare(runs).lines()[2].split("  ")
     assert cells[0] == "kNN top-1, from the highest"
     assert "-0.010 [" in compare(runs).lines()[2]

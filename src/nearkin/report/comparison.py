@@ -23,7 +23,7 @@ from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.page.blocks import Chart, Findings, Page, Table
-from nearkin.report.page.html import render, text
+from nearkin.report.page.html import render
 from nearkin.result import Result, Row
 from nearkin.run.folder import RunFolder
 from nearkin.text import aligned
@@ -127,11 +127,11 @@ class ComparedMetric:
         below = all(each is None or each.clear < 0 for each in self.from_first)
         return self.from_first.index(None) if below else None
 
-    def rows(self) -> Iterator[list[str]]:
-        """Yield its name and values as text, the best with a `*`; and how far it is from all."""
+    def rows(self, best: str) -> Iterator[list[str]]:
+        """Yield its name and values as text, the best in this form; and how far it is from all."""
         cells = ["-" if metric is None else str(metric) for metric in self.values]
         if self.best is not None:
-            cells[self.best] = f"*{cells[self.best]}"
+            cells[self.best] = best.format(cells[self.best])
         yield [self.name, *cells]
         if self.from_first:
             differences = ["" if each is None else str(each) for each in self.from_first]
@@ -190,13 +190,14 @@ class Comparison(Result):
     @override
     def lines(self) -> list[str]:
         """Return an aligned text table and notes."""
-        rows = [["", *self.names], *self._metric_rows(), *self._setting_rows()]
+        rows = [["", *self.names], *self._metric_rows("*{}"), *self._setting_rows()]
         return [*aligned(rows), *(f"note: {note}" for note in (*self.notes, NOTE))]
 
     def page(self) -> str:
         """Return an HTML page."""
         columns = ("", *self.names)
-        metrics = tuple(tuple(map(_marked, row)) for row in self._metric_rows())
+        in_words = Markup("<strong>{}</strong> (best)")  # for screen readers
+        metrics = tuple(map(tuple, self._metric_rows(in_words)))
         title = "Metrics with 95 % confidence intervals"
         settings = tuple(map(tuple, self._setting_rows()))
         return render(
@@ -213,8 +214,8 @@ class Comparison(Result):
             )
         )
 
-    def _metric_rows(self) -> list[list[str]]:
-        return [row for metric in self.metrics for row in metric.rows()]
+    def _metric_rows(self, best: str) -> list[list[str]]:
+        return [row for metric in self.metrics for row in metric.rows(best)]
 
     def _setting_rows(self) -> list[list[str]]:
         return [[name, *map(_short, values)] for name, values in self.settings.items()]
@@ -239,13 +240,6 @@ def _short(setting: str) -> str:
     if ".py:" in setting:
         return Path(setting).name
     return f"{float(setting):.6g}" if re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", setting) else setting
-
-
-def _marked(cell: str) -> str:
-    """Mark the best in words too, for screen readers."""
-    if not cell.startswith("*"):
-        return cell
-    return Markup("<strong>{}</strong> (best)").format(text(cell.removeprefix("*")))
 
 
 def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
