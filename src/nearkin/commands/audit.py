@@ -24,7 +24,7 @@ from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.column import Values
 from nearkin.evaluation.layout import landmark_rows
-from nearkin.report.image_map import by_column, image_map
+from nearkin.report.image_map import by_name, image_map
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap
 from nearkin.report.pages import with_thumbnails
@@ -155,7 +155,7 @@ def _colored(found: Audit, ignored: Values) -> ImageMap | None:
     map_ = image_map(None, sample, images)
     if map_ is None:
         return None
-    own = by_column(found.column, ignored[rows])
+    own = by_name(found.column.column, ignored[rows], f"{found.column.sentence}.")
     return replace(map_, colorings=(own, *map_.colorings), total=len(images))
 
 

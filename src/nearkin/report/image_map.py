@@ -166,12 +166,7 @@ def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring
     if tested := folder.read_evaluated().get("column"):
         test = ColumnTest.stored(tested)
         values = noted_column(folder, test.column)
-        yield by_column(test, _of_each(embeddings, values, ""))
-
-
-def by_column(test: ColumnTest, values: np.ndarray | Sequence[str]) -> Coloring:
-    """Return a coloring by a column; its note says how well kNN predicts it."""
-    return by_name(test.column, values, f"{test.sentence}.")
+        yield by_name(test.column, _of_each(embeddings, values, ""), f"{test.sentence}.")
 
 
 def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:

@@ -7,8 +7,6 @@ function searchText(i) {
   return [rawName(i), ...classes].join("\n").toLowerCase();
 }
 
-const filters = (coloring) => coloring.hidden.size > 0 || coloring.range !== null;
-
 /* Whether a coloring that filters shows an image; a range, whose open end is NaN, hides what has
    no number. */
 function shows(coloring, i) {
@@ -28,7 +26,7 @@ async function updateVisible() {
     if (text !== state.filter.trim().toLowerCase()) return;
     searchTexts ??= allRows().map(searchText);
   }
-  const filtering = data.colorings.filter(filters);
+  const filtering = data.colorings.filter(({ hidden, range }) => hidden.size || range);
   const before = state.visible.slice();
   for (let i = 0; i < data.count; i++) {
     const matches = !text || searchTexts[i].includes(text);
