@@ -7,17 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from markupsafe import Markup
 from msgspec.structs import replace
 from typing_extensions import override
 
-from nearkin.errors import CheckpointError, UsageError
+from nearkin.errors import UsageError
 from nearkin.evaluation.baselines import TITLES
-from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.column import divided
 from nearkin.evaluation.metrics import KNN, knn
 from nearkin.evaluation.table import open_table
-from nearkin.evaluation.vectors import AGAIN
 from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric
@@ -272,7 +270,8 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
         or not all(run.metrics[KNN].compares_with(runs[0].metrics[KNN]) for run in runs)
     ):
         return ()
-    tables = [_train_and_test(run.folder) for run in runs]
+    stored = [open_table(run.folder.embeddings).read() for run in runs]
+    tables = [divided(each, each.splits)[0] for each in stored]
     scored = [(test.paths, test.class_names.tolist()) for _, test in tables]
     if any(each != scored[0] for each in scored) or not (tables[0][1].labels != UNLABELED).any():
         return ()
@@ -290,14 +289,6 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
         return compared["first"][0]
 
     return tuple(map(from_first, range(len(runs))))
-
-
-def _train_and_test(folder: RunFolder) -> tuple[Embeddings, Embeddings]:
-    embeddings = open_table(folder.embeddings).read()
-    train, test = (embeddings.splits == split for split in ("train", "test"))
-    if not (train | test).any():
-        raise CheckpointError(f"{folder.embeddings} does not say what is held out; {AGAIN}")
-    return embeddings.subset(np.flatnonzero(train)), embeddings.subset(np.flatnonzero(test))
 
 
 def _notes(runs: Sequence[FinishedRun], metrics: Sequence[ComparedMetric]) -> Iterator[str]:
