@@ -1,6 +1,7 @@
 """A page in headless Chromium, a small map to show in it, and a server that keeps its promises."""
 
 import base64
+import dataclasses
 import io
 import shutil
 import threading
@@ -244,6 +245,9 @@ class Kept(RunSite):
     """A site of gray images, whose classes change as they are told, and that keeps count."""
 
     def __init__(self, image_map):
+        unlabeled = Coloring("Your label", np.full(len(image_map.names), -1), role="label")
+        colorings = (*image_map.colorings, unlabeled)
+        image_map = dataclasses.replace(image_map, colorings=colorings)
         self._page, self._is_edited = page_of(image_map, served=True), False
         self._lock = threading.Lock()
         self.policy = policy(script(), served=True)

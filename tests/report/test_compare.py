@@ -134,27 +134,6 @@ def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
         compare([a, training(tmp_path / "f")], output=tmp_path / "a" / "config.toml" / "c.html")
 
 
-LOG = """2026-01-01 10:00:00 nearkin 0.1.0 | cpu | seed 0 | writing /runs/a
-2026-01-01 10:00:01 data   10 images
-2026-01-01 11:02:03 done   /runs/a
-"""
-
-
-def test_the_time_is_that_of_a_run_made_in_one_go(tmp_path):
-    runs = [training(tmp_path / "a"), training(tmp_path / "b")]
-    for log, time in (
-        (LOG, "1:02:03"),
-        (LOG.replace("2026-01-01 11:02:03", "2026-01-02 12:00:00"), "26:00:00"),
-        (LOG.replace("data  ", "resuming after step 3 of 9"), ""),
-        (LOG + LOG.replace("data ", "already complete"), "1:02:03"),
-        ("no log of ours\n", ""),
-    ):
-        RunFolder(runs[0]).log.write_text(log)
-        comparison = compare(runs)
-        assert [run.time for run in comparison.runs] == [time, ""], log
-        assert any(line.startswith("time") for line in comparison.lines()) == bool(time)
-
-
 def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path):
     first = tmp_path / "<script>alert(1)<"
     runs = [training(first, 0.9, 0.01), *(training(tmp_path / f"r{n}", 0.5) for n in range(4))]
@@ -210,6 +189,10 @@ def test_runs_on_the_same_test_images_are_compared_image_by_image(tmp_path):
         )
     assert one["from_first"][1] is None
     assert one["best"] == 1  # .90 [.88, .92] and .89 overlap, but four images decide
+    compare(runs, output=tmp_path / "c.html")
+    page = (tmp_path / "c.html").read_text()
+    assert re.findall(r"<strong>(\S+) [^<]*</strong> \(best\)", page) == ["0.900"]
+    assert [line.count("*") for line in compare(runs).lines()[:3]] == [0, 1, 0]
     cells = compare(runs).lines()[2].split("  ")
     assert cells[0] == "kNN top-1, from the highest"
     assert "-0.010 [" in compare(runs).lines()[2]

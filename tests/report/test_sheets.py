@@ -13,11 +13,10 @@ from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.errors import DataError, OutputError, UsageError
-from nearkin.report.contact_sheet import contact_sheet
 from nearkin.report.encoder_report import MAX_POINTS, training_curves
 from nearkin.run import sheets
 from nearkin.run.folder import RunFolder
-from nearkin.run.sheets import save_sheet, shortened
+from nearkin.run.sheets import contact_sheet, save_sheet, shortened
 
 HOSTILE = (
     "$\\frac{$", "_hidden", "<b>bold</b>", "日本語", "a\nb\x1b[31m", "\u202egnp.exe", "x" * 300,

@@ -24,7 +24,7 @@ from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.column import Values
 from nearkin.evaluation.layout import landmark_rows
-from nearkin.report.image_map import by_column, image_map
+from nearkin.report.image_map import by_name, image_map
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap
 from nearkin.report.pages import with_thumbnails
@@ -136,8 +136,9 @@ def audit(
         _write_split(Path(output), found)
     if page is not None:
         content = found.page(Path(data_name(sets[0])).name)
-        shown = with_thumbnails(content, audited.images, number)
-        write_page(Path(page), render(shown, _colored(found, ignored)))
+        if audited.images is not None:
+            content = with_thumbnails(content, audited.images, number)
+        write_page(Path(page), render(content, _colored(found, ignored)))
     return found
 
 
@@ -151,8 +152,11 @@ def _colored(found: Audit, ignored: Values) -> ImageMap | None:
         return None
     rows = landmark_rows(embeddings.class_names)
     sample = replace(embeddings.subset(rows), rows=rows)
-    map_ = image_map(None, sample, images, first=[by_column(found.column, ignored[rows])])
-    return map_ and replace(map_, total=len(images))
+    map_ = image_map(None, sample, images)
+    if map_ is None:
+        return None
+    own = by_name(found.column.column, ignored[rows], f"{found.column.sentence}.")
+    return replace(map_, colorings=(own, *map_.colorings), total=len(images))
 
 
 def _sets(data: Any, train: Any, test: Any, split: str) -> Sequence[Any]:

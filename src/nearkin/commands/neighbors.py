@@ -27,12 +27,11 @@ from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.files import creating
 from nearkin.objectives import unit
-from nearkin.report.contact_sheet import contact_sheet
 from nearkin.result import Result, Row
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Silent
-from nearkin.run.sheets import image_format
+from nearkin.run.sheets import contact_sheet, image_format
 from nearkin.schema import Count
 
 

@@ -4,44 +4,39 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from markupsafe import Markup
 from msgspec.structs import replace
 from typing_extensions import override
 
-from nearkin.errors import CheckpointError, UsageError
+from nearkin.errors import UsageError
 from nearkin.evaluation.baselines import TITLES
-from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.column import divided
 from nearkin.evaluation.metrics import KNN, knn
 from nearkin.evaluation.table import open_table
-from nearkin.evaluation.vectors import AGAIN
 from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric
 from nearkin.report.encoder_report import training_curves
 from nearkin.report.page.blocks import Chart, Findings, Page, Table
-from nearkin.report.page.html import render, text
+from nearkin.report.page.html import render
 from nearkin.result import Result, Row
 from nearkin.run.folder import RunFolder
 from nearkin.text import aligned
 from nearkin.types import UNLABELED
 
 TRAININGS: Final = "trainings"
-DISCOVERIES: Final = "discoveries"
-CLASSIFICATIONS: Final = "classifications"
 KINDS: Final = {
     "training": TRAININGS,
     "frozen encoder": TRAININGS,  # beside which they say whether training helped
-    "discovery": DISCOVERIES,
-    "classification": CLASSIFICATIONS,
+    "discovery": "discoveries",
+    "classification": "classifications",
 }
 """What several runs of a kind are called."""
-OWN: Final = {TRAININGS: "encoder", DISCOVERIES: "nearkin", CLASSIFICATIONS: "classifier"}
-"""The table of a summary that is of the run itself, by what several runs are called."""
+OWN: Final = ("encoder", "nearkin", "classifier")
+"""The table of a summary that is of the run itself, one for each of these."""
 SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
 """Entries of summary.json that count as settings."""
 WHAT: Final = ("encoder", "method", "backbone", "epochs")
@@ -66,15 +61,6 @@ class FinishedRun:
     metrics: Mapping[str, Metric]
     images: str  # fingerprint of its images
     split: str  # fingerprint of which of them were held out
-    seconds: float | None  # duration; None if the run was interrupted
-
-    @property
-    def time(self) -> str:
-        """The duration as h:mm:ss, or ''."""
-        if self.seconds is None:
-            return ""
-        minutes, seconds = divmod(round(self.seconds), 60)
-        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def read_finished(run: Path) -> FinishedRun:
@@ -100,41 +86,19 @@ def read_finished(run: Path) -> FinishedRun:
         metrics=metrics,
         images=images,
         split=split,
-        seconds=_duration(folder.log),
     )
 
 
 def _metrics(kind: str, summary: Mapping[str, Any]) -> Iterator[tuple[str, Metric]]:
     """Yield all metrics of a run by name; those of what stands beside it say of what they are."""
-    tables = summary.get("metrics", {})
-    if kind == DISCOVERIES:
-        scores = summary["scores"].items()
-        tables = {approach: {each["name"]: each for each in of} for approach, of in scores}
+    tables = summary["metrics"] if "metrics" in summary else summary["scores"]  # of a discovery
     for table, entries in tables.items():
-        for name, entry in entries.items():
-            if table == OWN[kind]:
-                yield name, Metric(**entry)
-            elif kind != TRAININGS or (table in TITLES and name in OF_BASELINES):
-                yield f"{TITLES.get(table, table)}: {name}", Metric(**entry)
-
-
-def _duration(log: Path) -> float | None:
-    """Seconds of the session that made the run; None if it went on with what another had begun."""
-    seconds: float | None = None
-    start, goes_on = "", False
-    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
-        if not line[:4].isdigit():  # of a traceback
-            continue
-        if " | writing " in line:
-            start, goes_on = line[:19], False
-        elif "already complete" in line:
-            start = ""
-        elif "resuming after" in line:
-            goes_on = True
-        elif start and line[20:].startswith("done "):
-            taken = datetime.fromisoformat(line[:19]) - datetime.fromisoformat(start)
-            seconds, start = None if goes_on else taken.total_seconds(), ""
-    return seconds
+        for entry in entries.values() if isinstance(entries, dict) else entries:
+            metric = Metric(**entry)
+            if table in OWN:
+                yield metric.name, metric
+            elif kind != TRAININGS or (table in TITLES and metric.name in OF_BASELINES):
+                yield f"{TITLES.get(table, table)}: {metric.name}", metric
 
 
 @dataclass(frozen=True)
@@ -161,11 +125,11 @@ class ComparedMetric:
         below = all(each is None or each.clear < 0 for each in self.from_first)
         return self.from_first.index(None) if below else None
 
-    def rows(self) -> Iterator[list[str]]:
-        """Yield its name and values as text, the best with a `*`; and how far it is from all."""
+    def rows(self, best: str) -> Iterator[list[str]]:
+        """Yield its name and values as text, the best in this form; and how far it is from all."""
         cells = ["-" if metric is None else str(metric) for metric in self.values]
         if self.best is not None:
-            cells[self.best] = f"*{cells[self.best]}"
+            cells[self.best] = best.format(cells[self.best])
         yield [self.name, *cells]
         if self.from_first:
             differences = ["" if each is None else str(each) for each in self.from_first]
@@ -213,7 +177,7 @@ class Comparison(Result):
         """Return plain values."""
         return {
             "runs": [
-                {"name": name, "path": str(run.folder.path.resolve()), "seconds": run.seconds}
+                {"name": name, "path": str(run.folder.path.resolve())}
                 for name, run in zip(self.names, self.runs, strict=True)
             ],
             "settings": {name: list(values) for name, values in self.settings.items()},
@@ -224,13 +188,14 @@ class Comparison(Result):
     @override
     def lines(self) -> list[str]:
         """Return an aligned text table and notes."""
-        rows = [["", *self.names], *self._metric_rows(), *self._setting_rows()]
+        rows = [["", *self.names], *self._metric_rows("*{}"), *self._setting_rows()]
         return [*aligned(rows), *(f"note: {note}" for note in (*self.notes, NOTE))]
 
     def page(self) -> str:
         """Return an HTML page."""
         columns = ("", *self.names)
-        metrics = tuple(tuple(map(_marked, row)) for row in self._metric_rows())
+        in_words = Markup("<strong>{}</strong> (best)")  # for screen readers
+        metrics = tuple(map(tuple, self._metric_rows(in_words)))
         title = "Metrics with 95 % confidence intervals"
         settings = tuple(map(tuple, self._setting_rows()))
         return render(
@@ -247,13 +212,11 @@ class Comparison(Result):
             )
         )
 
-    def _metric_rows(self) -> list[list[str]]:
-        return [row for metric in self.metrics for row in metric.rows()]
+    def _metric_rows(self, best: str) -> list[list[str]]:
+        return [row for metric in self.metrics for row in metric.rows(best)]
 
     def _setting_rows(self) -> list[list[str]]:
-        rows = [[name, *map(_short, values)] for name, values in self.settings.items()]
-        times = [run.time for run in self.runs]
-        return rows + [["time", *times]] * any(times)
+        return [[name, *map(_short, values)] for name, values in self.settings.items()]
 
     def _curves(self) -> Iterator[Chart]:
         """Yield the curves of trainings, in as few charts as hold them."""
@@ -275,13 +238,6 @@ def _short(setting: str) -> str:
     if ".py:" in setting:
         return Path(setting).name
     return f"{float(setting):.6g}" if re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", setting) else setting
-
-
-def _marked(cell: str) -> str:
-    """Mark the best in words too, for screen readers."""
-    if not cell.startswith("*"):
-        return cell
-    return Markup("<strong>{}</strong> (best)").format(text(cell.removeprefix("*")))
 
 
 def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
@@ -314,7 +270,8 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
         or not all(run.metrics[KNN].compares_with(runs[0].metrics[KNN]) for run in runs)
     ):
         return ()
-    tables = [_train_and_test(run.folder) for run in runs]
+    stored = [open_table(run.folder.embeddings).read() for run in runs]
+    tables = [divided(each, each.splits)[0] for each in stored]
     scored = [(test.paths, test.class_names.tolist()) for _, test in tables]
     if any(each != scored[0] for each in scored) or not (tables[0][1].labels != UNLABELED).any():
         return ()
@@ -332,14 +289,6 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
         return compared["first"][0]
 
     return tuple(map(from_first, range(len(runs))))
-
-
-def _train_and_test(folder: RunFolder) -> tuple[Embeddings, Embeddings]:
-    embeddings = open_table(folder.embeddings).read()
-    train, test = (embeddings.splits == split for split in ("train", "test"))
-    if not (train | test).any():
-        raise CheckpointError(f"{folder.embeddings} does not say what is held out; {AGAIN}")
-    return embeddings.subset(np.flatnonzero(train)), embeddings.subset(np.flatnonzero(test))
 
 
 def _notes(runs: Sequence[FinishedRun], metrics: Sequence[ComparedMetric]) -> Iterator[str]:

@@ -16,7 +16,6 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, metric_rows
 from nearkin.evaluation.metrics import KNN, knn_classes
 from nearkin.evaluation.verdict import PROTOCOL
-from nearkin.metrics.metric import Metric
 from nearkin.pace import count
 from nearkin.report.page.blocks import (
     Chart,
@@ -81,33 +80,28 @@ def encoder_page(folder: RunFolder, images: Images, embeddings: Embeddings) -> P
     evaluation = Evaluation.stored(summary)
     if isinstance(config, EmbedConfig):
         title, lead = f"{name}, embedded by a frozen encoder", _frozen_lead(summary, images)
-        about, facts = "Encoder", tuple(_described(summary))
+        about, facts = "Encoder", _described(summary)
         rule = "Nothing was trained, and nothing was chosen by the labels of held-out images."
     else:
         title, lead = f"Encoder trained on {name}", _lead(config, summary, images)
-        about, facts = "Origin", tuple(_came_from(summary))
+        about, facts = "Origin", _came_from(summary)
         rule = "The last epoch counts; nothing was chosen by the labels of held-out images."
-    said = dict[str, str]()  # what each metric says; the first of those that say the same
-    for entry in summary["metrics"]["encoder"].values():
-        if entry["meaning"]:
-            said.setdefault(entry["meaning"], entry["name"])
-    meant = tuple((name, meaning) for meaning, name in said.items())
-    findings = tuple(_findings(summary, evaluation))
+    findings = Findings(tuple(_findings(summary, evaluation)))
     return Page(
         kicker=f"nearkin {config.verb}",
         title=title,
         lead=lead,
         sections=(
-            ("Summary", (Paragraphs(tuple(_state(summary, evaluation))), Findings(findings))),
-            (about, (Facts("Encoder", facts, folded=False),)),
-            ("Evaluation", (_results(summary), Facts("What the metrics mean", meant))),
+            ("Summary", (Paragraphs(tuple(_state(summary, evaluation))), findings)),
+            (about, (Facts("Encoder", tuple(facts), folded=False),)),
+            ("Evaluation", (_results(evaluation), _meanings(evaluation))),
             ("Confusion", _confusion(embeddings)),
             ("Training curves", tuple(training_curves(folder).values())),
             *run_sections(
                 folder,
                 data,
                 config,
-                (*_protocols(summary), rule),
+                (*_protocols(summary, evaluation), rule),
                 _steps(folder, data, evaluation),
                 made_with(summary),
             ),
@@ -267,26 +261,32 @@ def license_findings(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _results(summary: Mapping[str, Any]) -> Table:
+def _results(evaluation: Evaluation) -> Table:
     """Return the table of an encoder's metrics beside its baselines."""
-    metrics = summary["metrics"]
-    columns = {
-        HEADINGS[table]: [Metric(**entry) for entry in column.values()]
-        for table, column in metrics.items()
-    }
-    heading, *rows = metric_rows(columns)
-    start = "the encoder that training started from, " if "start" in metrics else ""
-    untrained = "the same network with random weights, and " if "untrained" in metrics else ""
+    metrics = evaluation.metrics
+    heading, *rows = metric_rows({HEADINGS[table]: column for table, column in metrics.items()})
+    start = "the encoder that training started from, " * ("start" in metrics)
+    untrained = "the same network with random weights, and " * ("untrained" in metrics)
     teacher = " The teacher is what the student aims at." * ("teacher" in metrics)
     embedding = " The embedding is what the projector makes of the features of this encoder."
-    held_out = "test" in summary["sizes"]
+    held_out = "test" in evaluation.sizes
     images = "held-out images" if held_out else "training images (none is held out)"
     note = (
         f"On {images}, with 95 % confidence intervals. Baselines: {start}{untrained}raw pixels."
         f"{teacher}{embedding * ('embedding' in metrics)}"
     )
-    shown = tuple(tuple(row) for row in rows if row[0] in metrics["encoder"])
+    own = {metric.name for metric in metrics["encoder"]}
+    shown = tuple(tuple(row) for row in rows if row[0] in own)
     return Table("Metrics beside their baselines", ("", *heading[1:]), shown, note)
+
+
+def _meanings(evaluation: Evaluation) -> Facts:
+    """Return what each metric says; of those that say the same, of the first."""
+    said = dict[str, str]()
+    for metric in evaluation.metrics["encoder"]:
+        said.setdefault(metric.meaning, metric.name)
+    rows = ((name, meaning) for meaning, name in said.items() if meaning)
+    return Facts("What the metrics mean", tuple(rows))
 
 
 def _confusion(embeddings: Embeddings) -> tuple[Confusion, ...]:
@@ -301,31 +301,26 @@ def _confusion(embeddings: Embeddings) -> tuple[Confusion, ...]:
     return (Confusion.of(names.tolist(), names.tolist(), len(names), pairs),)
 
 
-def _protocols(summary: Mapping[str, Any]) -> Iterator[str]:
+def _protocols(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[str]:
     """Yield a sentence on how each number of an encoder was measured, or why it was not."""
-    metrics = summary["metrics"]["encoder"]
-    for entry in metrics.values():
-        yield f"{entry['name']}: {Metric(**entry).sentence}."
+    metrics = evaluation.metrics["encoder"]
+    for metric in metrics:
+        yield f"{metric.name}: {metric.sentence}."
     if comparison := summary.get("comparison"):
         yield f"verdict: decided by {comparison['decided_by']}, {comparison['protocol']}."
-    if "teacher" in summary.get("differences", {}):
+    if "teacher" in evaluation.differences:
         yield f"difference to the teacher: {PROTOCOL}."
-    if KNN in metrics:
+    if any(metric.name == KNN for metric in metrics):
         yield "Confusion: kNN predictions of held-out images."
-    for name, why in summary["left_out"].items():
+    for name, why in evaluation.left_out.items():
         yield f"{name}: not measured, {why}."
 
 
 def typed(verb: str, *words: object) -> str:
     """A command as it is typed; images that only Python has are DATA, such an encoder ENCODER."""
-    given = (_without_python(str(word)) for word in words)
-    return shlex.join(["nearkin", verb, *given])
-
-
-def _without_python(word: str) -> str:
-    if word == data_name(None):
-        return "DATA"
-    return "ENCODER" if word.startswith(OBJECT) else word
+    given = ("DATA" if word == data_name(None) else str(word) for word in words)
+    named = ("ENCODER" if word.startswith(OBJECT) else word for word in given)
+    return shlex.join(["nearkin", verb, *named])
 
 
 def _steps(folder: RunFolder, data: str, evaluation: Evaluation) -> Iterator[tuple[str, str]]:

@@ -58,7 +58,7 @@ def image_map(
     images: Images,
     early: EarlyMap | None = None,
     *,
-    first: Sequence[Coloring] = (),
+    served: bool = False,
     read: Read | None = None,
     landmarks: int = LANDMARKS,
     one_file: int = ONE_FILE,
@@ -68,9 +68,9 @@ def image_map(
     Coordinates of landmarks are stored in the run folder, so that a map stays the same for the
     same embeddings. `early` is on the way to store them. Of more than `one_file` images, those
     that are close on the map follow each other, so that files of some thousand hold what is in
-    view together; their sheets are made when they are asked for. `first` are colorings to show
-    before those that are known here. `read` yields the features of ascending rows block by block,
-    where `embeddings` has none of them in memory.
+    view together; their sheets are made when they are asked for. Where it is `served`, images can
+    be labeled. `read` yields the features of ascending rows block by block, where `embeddings` has
+    none of them in memory.
     """
     if len(embeddings.rows) < 2:
         return None
@@ -103,7 +103,7 @@ def image_map(
         xy=places.xy[order],
         neighbors=position[among[places.neighbors[order]]].astype(np.int32),
         similarity=places.similarity[order],
-        colorings=colorings(folder, embeddings, rows, first),
+        colorings=colorings(folder, embeddings, rows, served=served),
         regions=np.array([x for x, row in enumerate(shown.tolist()) if region(row)], np.int64),
         sheets=sheets or sheets_in_order(chosen, order, side, workers=available_cpus()),
         side=side,
@@ -122,33 +122,33 @@ def colorings(
     folder: RunFolder | None,
     embeddings: Embeddings,
     rows: Int[np.ndarray, " rows"],
-    first: Sequence[Coloring] = (),
+    *,
+    served: bool = False,
 ) -> tuple[Coloring, ...]:
     """Return the colorings of these rows, the most informative first, without constant ones."""
-    own = [] if folder is None else [_given(folder, embeddings)]
-    every = [*first, *_computed(folder, embeddings), *own]
-    chosen = [replace(one, values=one.values[rows]) for one in every]
-    return tuple(
-        one for one in chosen if one.known.any() and (len(one.classes) != 1 or one.role == "label")
-    )
+
+    def is_shown(one: Coloring) -> bool:
+        if one.role == "label":
+            return served or bool(one.known.any())
+        return bool(one.known.any()) and len(one.classes) != 1
+
+    every = (replace(one, values=one.values[rows]) for one in _computed(folder, embeddings))
+    return tuple(filter(is_shown, every))
 
 
 def _computed(folder: RunFolder | None, embeddings: Embeddings) -> Iterator[Coloring]:
     if folder is None:
-        return _of_table(embeddings, "As your data name it.")
+        yield from _of_table(embeddings, "As your data name it.")
+        return
     if folder.clusters.exists():
-        return _of_discovery(folder, embeddings)
-    if folder.assignments.exists():
-        return _of_classification(folder, embeddings)
-    return _of_training(folder, embeddings)
-
-
-def _given(folder: RunFolder, embeddings: Embeddings) -> Coloring:
-    """What people have labeled in the report."""
+        yield from _of_discovery(folder, embeddings)
+    elif folder.assignments.exists():
+        yield from _of_classification(folder, embeddings)
+    else:
+        yield from _of_training(folder, embeddings)
     labels = {as_text(path): label for path, label in written_labels(folder).items()}
-    own = _of_each(embeddings, labels, "")
     note = "Labels that you have given, as in to_label.csv of the run."
-    return by_name("Your label", own, note, "label")
+    yield by_name("Your label", _of_each(embeddings, labels, ""), note, "label")
 
 
 def _of_table(embeddings: Embeddings, split: str) -> Iterator[Coloring]:
@@ -166,12 +166,7 @@ def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring
     if tested := folder.read_evaluated().get("column"):
         test = ColumnTest.stored(tested)
         values = noted_column(folder, test.column)
-        yield by_column(test, _of_each(embeddings, values, ""))
-
-
-def by_column(test: ColumnTest, values: np.ndarray | Sequence[str]) -> Coloring:
-    """Return a coloring by a column; its note says how well kNN predicts it."""
-    return by_name(test.column, values, f"{test.sentence}.")
+        yield by_name(test.column, _of_each(embeddings, values, ""), f"{test.sentence}.")
 
 
 def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
@@ -247,12 +242,11 @@ def _correct(right: Bool[np.ndarray, " n"], scored: Bool[np.ndarray, " n"], note
 
 def by_name(name: str, values: np.ndarray | Sequence[str], note: str, role: Role = "") -> Coloring:
     """Return a coloring by class names, '' for unknown."""
-    found, numbers = np.unique(values, return_inverse=True)
-    classes: list[str] = sorted(found.tolist(), key=natural)
-    place = {each: position for position, each in enumerate(classes)}
-    positions = np.array([place[each] for each in found.tolist()], np.int64)
-    unknown = int("" in classes)  # which comes first
-    return Coloring(name, positions[numbers] - unknown, tuple(classes[unknown:]), note, role)
+    names = list(map(str, values))
+    classes = sorted(sorted({*names} - {""}), key=natural)
+    numbers = {each: number for number, each in enumerate(classes)} | {"": -1}
+    positions = np.array([numbers[each] for each in names], np.int64)
+    return Coloring(name, positions, tuple(classes), note, role)
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -39,7 +39,7 @@ def served_page(
 ) -> tuple[str, ImageMap | None]:
     """Return the report of a finished run for a server, and its map; its files are in `FILES`."""
     embeddings = read_embeddings(folder.embeddings, images)
-    map_ = image_map(folder, embeddings, images, one_file=one_file)
+    map_ = image_map(folder, embeddings, images, served=True, one_file=one_file)
     page = page_of(folder, images, embeddings)
     return render(page, map_, served=True, files=FILES), map_
 
@@ -148,26 +148,22 @@ def _named(page: Page, names: Mapping[str, str]) -> Page:
     return changed
 
 
-def with_thumbnails(
-    page: Page, images: Images | None, workers: int, *, on_map: bool = False
-) -> Page:
+def with_thumbnails(page: Page, images: Images, workers: int, *, on_map: bool = False) -> Page:
     """Return a page, whose images have names only, with the pixels of those that can be read.
 
-    Without `images`, the page shows none. With `on_map`, they lead to their places on its map.
+    With `on_map`, they lead to their places on its map.
     """
-    asked = defaultdict[int, set[str]](set)
-    _changed(page, Tile, lambda tile: asked[tile.side].add(tile.path))
-    rows = {name: row for row, name in enumerate(images.names)} if images is not None else {}
-    found = dict[tuple[str, int], str]()
-    for side, names in asked.items():
-        shown = np.array(sorted(rows[name] for name in names if name in rows), np.int64)
-        if images is not None:
-            uris = thumbnails(images, shown, side, workers)
-            found |= {(images.names[row], side): uri for row, uri in uris.items()}
+    rows = {name: row for row, name in enumerate(images.names)}
+    asked = defaultdict[int, set[int]](set)  # rows by the side that they are shown with
+    _changed(page, Tile, lambda tile: asked[tile.side].add(rows.get(tile.path, -1)))
+    uris = {
+        side: thumbnails(images, np.array([*shown - {-1}], np.int64), side, workers)
+        for side, shown in asked.items()
+    }
 
     def with_pixels(tile: Tile) -> Tile:
-        number = rows.get(tile.path, -1) if on_map else -1
-        return replace(tile, uri=found.get((tile.path, tile.side), ""), number=number)
+        row = rows.get(tile.path, -1)
+        return replace(tile, uri=uris[tile.side].get(row, ""), number=row if on_map else -1)
 
     changed: Page = _changed(page, Tile, with_pixels)
     return changed

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from nearkin.data.batches import Batches, CenterCrops, from_zero_to_one, squares
 from nearkin.data.channels import preview
+from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
-from nearkin.errors import UsageError
-from nearkin.files import whole
-from nearkin.text import printable
+from nearkin.errors import DataError, UsageError
+from nearkin.files import whole, writing
+from nearkin.text import as_text, printable
 
 MIN_SIDE: Final = 64  # Smaller images are enlarged to about this many pixels
 COLUMNS: Final = 12  # Images in a row of a class
@@ -136,6 +138,38 @@ def class_sheet(
         grids.append(grid.unflatten(0, (lines, COLUMNS)))
         labels += [name, *[""] * (lines - 1)]
     return save_sheet(torch.cat(grids).unbind(dim=1), path, labels=labels)
+
+
+CONTACT_SIDE: Final = 112  # Wide enough for the file names below
+
+
+def contact_sheet(
+    results: Sequence[tuple[str, Sequence[tuple[str, float]]]], images: Images, path: Path
+) -> Path:
+    """Save a sheet of query images, one per row, beside their neighbors."""
+    row = {as_text(name): number for number, name in enumerate(images.names)}
+    if not any(name in row for _, neighbors in results for name, _ in neighbors):
+        raise DataError("none of the neighbors is among these images; give --data those of them")
+    # Images that are all smaller keep the size of the largest of them.
+    side = min(CONTACT_SIDE, int(images.sizes.min(axis=1).max()))
+    sheet, captions = [], []
+    for query, neighbors in results:
+        sources = Path(query).read_bytes(), *(row.get(name) for name, _ in neighbors)
+        sheet.append(torch.stack([_square(images, each, side) for each in sources]))
+        found = [(name, f"{similarity:.3f}") for name, similarity in neighbors]
+        captions.append([(Path(query).name, "query"), *found])
+    with writing(path):
+        return save_sheet(torch.stack(sheet).unbind(dim=1), path, captions=captions)
+
+
+def _square(images: Images, source: int | bytes | None, side: int) -> Float[Tensor, "3 s s"]:
+    """The central square of an image, by its row or its file; gray if missing or unreadable."""
+    pixels = np.full((side, side, 3), MIDDLE_GRAY, np.uint8)
+    with suppress(BadImage):
+        if source is not None:
+            stored = source if isinstance(source, bytes) else images.stored(source)
+            pixels = preview(center(images.scaled(stored), side))
+    return torch.from_numpy(pixels).movedim(2, 0) / 255
 
 
 EXAMPLES: Final = 8

@@ -178,8 +178,3 @@ class Page(Struct, frozen=True):
     lead: str  # what was done with what, in a paragraph
     sections: tuple[Section, ...]  # the map comes after the first
     tiny: bool = False  # images are so small that they are enlarged without blur
-
-    @property
-    def blocks(self) -> list[Block]:
-        """All blocks in their order."""
-        return [block for _, blocks in self.sections for block in blocks]

@@ -4,10 +4,10 @@ import base64
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote
 
 import numpy as np
@@ -153,18 +153,10 @@ LEFT, RIGHT, TOP, BOTTOM = AREA = 56, 624, 40, 248  # edges of the plot area
 MAX_DOTS: Final = 40  # a line of more points is drawn without dots
 
 
-class Axis(NamedTuple):
-    """A linear scale from values to SVG coordinates."""
-
-    ticks: tuple[float, ...]  # round numbers, the first and last at the two ends
-    start: Number
-    end: Number
-
-    def __call__(self, value: Number) -> float:
-        """Return the coordinate of a value."""
-        low, high = self.ticks[0], self.ticks[-1]
-        share = (value - low) / (high - low)
-        return round(self.start + share * (self.end - self.start), 1)
+def _scale(ticks: Sequence[float], start: int, end: int) -> Callable[[Number], float]:
+    """Return the SVG coordinate of a value, by ticks of which the first and last are the ends."""
+    low, high = ticks[0], ticks[-1]
+    return lambda value: round(start + (value - low) / (high - low) * (end - start), 1)
 
 
 def round_ticks(values: Sequence[Number]) -> tuple[float, ...]:
@@ -200,11 +192,11 @@ def _line_chart(chart: Chart) -> Markup:
         return Markup()
     places = [place for points in lines.values() for place in points]
     marked = [x for x in (chart.chosen, *(chart.interval or ())) if x is not None]
-    x = Axis(round_ticks([*(x for x, _ in places), *marked]), LEFT, RIGHT)
-    y = Axis(round_ticks([y for _, y in places]), BOTTOM, TOP)
+    ticks = round_ticks([*(x for x, _ in places), *marked]), round_ticks([y for _, y in places])
+    x, y = _scale(ticks[0], LEFT, RIGHT), _scale(ticks[1], BOTTOM, TOP)
     columns = [dict(points) for points in lines.values()]
     values = [
         (f"{x:g}", *(f"{of[x]:.4g}" if x in of else "" for of in columns))
         for x in sorted({x for x, _ in places})
     ]
-    return Markup(BLOCKS.Chart(chart, lines, x, y, values, AREA, MAX_DOTS))
+    return Markup(BLOCKS.Chart(chart, lines, x, y, ticks, values, AREA, MAX_DOTS))

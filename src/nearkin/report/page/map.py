@@ -86,8 +86,7 @@ def write_files(image_map: ImageMap, folder: Path) -> None:
 
 def details(image_map: ImageMap, number: int) -> str:
     """Return the names and neighbors of one file's images, as a script in plain ASCII."""
-    start = number * image_map.per_file
-    return f"nearkinDetails({number}, {_json(_details(image_map, start, image_map.per_file))});\n"
+    return f"nearkinDetails({number}, {_json(_details(image_map, number))});\n"
 
 
 def script() -> str:
@@ -97,8 +96,9 @@ def script() -> str:
     return "\n".join(['"use strict";\n(() => {', *parts, "})();\n"])
 
 
-def _details(image_map: ImageMap, start: int, count: int) -> dict[str, Any]:
-    some = slice(start, start + count)
+def _details(image_map: ImageMap, number: int) -> dict[str, Any]:
+    per_file = image_map.per_file or len(image_map.names)
+    some = slice(number * per_file, (number + 1) * per_file)
     similarity = np.rint(image_map.similarity[some] * SIMILARITY_STEPS).astype(np.int16)
     return {
         "names": image_map.names[some],
@@ -132,7 +132,7 @@ def map_data(image_map: ImageMap, files: str = "") -> str:
     if image_map.per_file:
         data |= {"files": files, "perFile": image_map.per_file}
     else:
-        data["details"] = _details(image_map, 0, len(image_map.names))
+        data["details"] = _details(image_map, 0)
         data["sheets"] = [_base64(sheet) for sheet in image_map.sheets]
     return _json(data)
 

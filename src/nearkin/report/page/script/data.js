@@ -39,18 +39,14 @@ function readDetails({ names, neighbors, similarity }) {
    numbers outside of a range. */
 const NO_FILTER = () => ({ hidden: new Set(), range: null });
 
-function readData() {
-  const json = JSON.parse(document.getElementById("images").textContent);
-  for (const name of ["number", "xy", "regions"]) json[name] = array(json[name]);
-  for (const coloring of json.colorings) {
-    Object.assign(coloring, { values: array(coloring.values), ...NO_FILTER() });
-  }
-  json.count = json.number.length;
-  json.perFile ??= Math.max(1, json.count); // images whose details lie together
-  return json;
+const data = JSON.parse(document.getElementById("images").textContent);
+for (const name of ["number", "xy", "regions"]) data[name] = array(data[name]);
+for (const coloring of data.colorings) {
+  Object.assign(coloring, { values: array(coloring.values), ...NO_FILTER() });
 }
+data.count = data.number.length;
+data.perFile ??= data.count; // images whose details lie together
 
-const data = readData();
 const served = document.documentElement.dataset.served === "true";
 const $ = (name) => document.getElementById(`map-${name}`);
 const canvas = $("canvas");

@@ -117,22 +117,18 @@ function currentFrame() {
       brush.fillStyle = theme.card;
       brush.fillRect(0, 0, 1, 1);
     })[0];
-    frame = { margin, width, image, background, pixels: pixelsOf(image), sprites: new Map() };
+    const pixels = new Uint32Array(image.data.buffer);
+    frame = { margin, width, image, background, pixels, sprites: new Map() };
   }
   return frame;
 }
 
-/* Colors as they lie in memory: opacity first, then blue, green, red. */
-function pixelsOf(image) {
-  return new Uint32Array(image.data.buffer);
-}
-
-/* The pixels of a square after `paint` has drawn on it. */
+/* The pixels of a square after `paint` has drawn on it: opacity first, then blue, green, red. */
 function painted(side, paint) {
   const element = make("canvas", { width: side, height: side });
   const brush = element.getContext("2d", { willReadFrequently: true });
   paint(brush);
-  return pixelsOf(brush.getImageData(0, 0, side, side));
+  return new Uint32Array(brush.getImageData(0, 0, side, side).data.buffer);
 }
 
 /* The colors of a point of this style, and where they go relative to its middle. */

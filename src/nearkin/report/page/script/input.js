@@ -24,18 +24,17 @@ function closest(cost, limit = Infinity) {
 function showTip(i) {
   const tip = $("tip");
   const [x, y] = screenPoint(i);
-  if (!inside(x, y)) return hideTip();
+  tip.hidden = !inside(x, y);
+  if (tip.hidden) return;
   const label = make("bdi", {}, name(i));
   if (!detailsOf(i)) loaded([i]).then(() => { label.textContent = name(i); });
   tip.replaceChildren(tile(i), label);
   const coloring = currentColoring();
   if (coloring) tip.append(make("span", {}, value(coloring, i)));
-  tip.hidden = false;
   const { offsetWidth: width, offsetHeight: height } = tip;
   const beside = x + 14 + width < box.width ? x + 14 : x - 14 - width;
   tip.style.left = `${Math.max(0, beside)}px`;
   tip.style.top = `${Math.min(Math.max(0, y - height / 2), box.height - height)}px`;
-  return undefined;
 }
 
 function hideTip() {
@@ -186,7 +185,9 @@ function listen() {
   $("out").onclick = KEYS["-"];
   $("fit").onclick = KEYS["Home"];
   $("lasso").onclick = () => setLassoMode(!state.lassoMode);
-  $("shown").onclick = selectShown;
+  $("shown").onclick = (event) => {
+    select(visibleRows().filter((i) => inside(...screenPoint(i))), selectionMode(event));
+  };
   $("full").onclick = () => setFull(!isFull());
   $("show-grid").onclick = () => setGrid(!grid.on);
   $("table").ontoggle = showTable;

@@ -11,41 +11,19 @@ function rawLabel(i) {
   return classes[values[i]] ?? "";
 }
 
-const labelOf = (i) => escapeInvisible(rawLabel(i));
-
 function findLabeled() {
   const { values } = withRole("label") ?? { values: [] };
   state.labeled = allRows().filter((i) => values[i] >= 0);
 }
 
-/* The coloring of the labels, which an unlabeled run has not. */
-function labelColoring() {
-  if (!withRole("label")) {
-    const note = "Labels that you have given, as in to_label.csv of the run.";
-    const about = { name: "Your label", role: "label", note, classes: [] };
-    data.colorings.push({ ...about, values: new Int32Array(data.count), ...NO_FILTER() });
-    $("coloring").append(make("option", { value: data.colorings.length - 1 }, about.name));
-  }
-  return withRole("label");
-}
-
-/* Shows labels by the numbers of their images. Classes keep their places, and so their colors. */
+/* Shows labels by the numbers of their images. */
 function showLabels(byNumber) {
-  const coloring = labelColoring();
-  const numbers = new Map(coloring.classes.map((name, at) => [name, at]));
-  for (const name of Object.values(byNumber)) {
-    if (!numbers.has(name)) numbers.set(name, numbers.size);
-  }
-  coloring.classes = [...numbers.keys()];
-  coloring.values = Int32Array.from(data.number, (number) => numbers.get(byNumber[number]) ?? -1);
-  searchTexts = null;
+  const coloring = withRole("label");
+  setClasses(coloring, coloring.classes, (number) => byNumber[number]);
   findLabeled();
-  updateLook();
-  showLegend();
+  setColoring(state.coloring);
   showLabelBar();
-  markTiles();
   showTable();
-  restyle();
 }
 
 /* The images that a label is for: the selected ones, or that of the cursor. Those that came to a
@@ -102,7 +80,7 @@ function labelKey(key) {
 
 /* The number keys begin with the labels in use, the most frequent first; then come the classes. */
 function startLabels() {
-  const { classes, values } = labelColoring();
+  const { classes, values } = withRole("label");
   const uses = new Map(classes.map((name, at) => [name, values.filter((each) => each === at).length]));
   const used = [...uses.keys()].sort((a, b) => uses.get(b) - uses.get(a));
   labels.keys = [...new Set([...used, ...classNames()])].slice(0, 10);
@@ -121,7 +99,7 @@ function showLabelBar() {
   const bar = $("labels");
   bar.hidden = !runClasses;
   if (bar.hidden) return;
-  const suggested = new Set([...classNames(), ...labelColoring().classes]);
+  const suggested = new Set([...classNames(), ...withRole("label").classes]);
   $("names").replaceChildren(...Array.from(suggested, (value) => make("option", { value })));
   const keys = labels.keys.map((text, at) => button(
     [make("kbd", {}, String((at + 1) % 10)), make("bdi", {}, escapeInvisible(text))],

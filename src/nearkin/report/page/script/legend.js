@@ -7,8 +7,6 @@ function searchText(i) {
   return [rawName(i), ...classes].join("\n").toLowerCase();
 }
 
-const filters = (coloring) => coloring.hidden.size > 0 || coloring.range !== null;
-
 /* Whether a coloring that filters shows an image; a range, whose open end is NaN, hides what has
    no number. */
 function shows(coloring, i) {
@@ -28,7 +26,7 @@ async function updateVisible() {
     if (text !== state.filter.trim().toLowerCase()) return;
     searchTexts ??= allRows().map(searchText);
   }
-  const filtering = data.colorings.filter(filters);
+  const filtering = data.colorings.filter(({ hidden, range }) => hidden.size || range);
   const before = state.visible.slice();
   for (let i = 0; i < data.count; i++) {
     const matches = !text || searchTexts[i].includes(text);
@@ -41,6 +39,20 @@ async function updateVisible() {
   if (before.some((each, i) => each !== state.visible[i])) turnToFirst();
   showLists();
   restyle();
+}
+
+/* Gives every image a class by its name, if it has one. The classes that come first keep their places,
+   and so their colors. */
+function setClasses(coloring, first, nameOf) {
+  const numbers = new Map();
+  const numberOf = (name) => numbers.get(name) ?? numbers.set(name, numbers.size).get(name);
+  first.forEach(numberOf);
+  coloring.values = Int32Array.from(data.number, (number, i) => {
+    const name = nameOf(number, i);
+    return name === undefined ? -1 : numberOf(name);
+  });
+  coloring.classes = [...numbers.keys()];
+  searchTexts = null;
 }
 
 /* A button for each coloring that hides something, which shows it again. */

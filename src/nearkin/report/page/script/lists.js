@@ -166,7 +166,7 @@ function markTiles() {
   const coloring = currentColoring();
   const entry = grid.tiles.has(state.cursor) ? state.cursor : grid.tiles.keys().next().value;
   for (const [i, item] of grid.tiles) {
-    const label = labelOf(i);
+    const label = escapeInvisible(rawLabel(i));
     item.lastChild.textContent = label || (coloring ? value(coloring, i) : "");
     item.classList.toggle("labeled", label !== "");
     item.ariaPressed = state.selected.has(i);

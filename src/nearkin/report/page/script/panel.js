@@ -30,7 +30,9 @@ async function showPanel() {
   if (state.open !== i) return; // another one meanwhile
   fillPanel(
     make("bdi", {}, name(i)),
-    make("div", { className: served ? "map-large" : "map-about" }, largeImage(i), values(i)),
+    served
+      ? make("div", { className: "map-large" }, imageLink(`image/${data.number[i]}`, name(i)), values(i))
+      : make("div", { className: "map-about" }, tile(i), values(i)),
     ...wholeImage(i),
     ...nearestNeighbors(i),
     make("div", { id: "map-same-class" }),
@@ -42,16 +44,11 @@ async function showPanel() {
 async function updatePanel() {
   const [i, classes] = [state.open, runClasses];
   if (i < 0) return;
-  const members = classMembers(i);
-  await loaded(members.slice(0, GALLERY));
+  const same = await sameClass(i);
   const shown = $("values");
   if (runClasses !== classes || state.open !== i || Number(shown?.dataset.image) !== i) return;
   shown.replaceWith(values(i));
-  $("same-class").replaceChildren(...sameClass(i, members));
-}
-
-function largeImage(i) {
-  return served ? imageLink(`image/${data.number[i]}`, name(i)) : tile(i);
+  $("same-class").replaceChildren(...same);
 }
 
 function imageLink(href, alt) {
@@ -103,7 +100,7 @@ function neighborItem(i, other, cosine) {
 }
 
 /* Other images of its class: highest score first if there are scores, else nearest on the map. */
-function classMembers(i) {
+async function sameClass(i) {
   const coloring = data.colorings.find(hasClasses);
   const own = coloring ? classOf(i, coloring) : -1;
   if (own < 0) return [];
@@ -112,19 +109,15 @@ function classMembers(i) {
     data.xy[2 * i] - data.xy[2 * j], data.xy[2 * i + 1] - data.xy[2 * j + 1]);
   const rank = scores ? (j) => -(scores.values[j] || 0) : distance;
   const members = allRows().filter((j) => j !== i && coloring.values[j] === own);
-  return members.sort((a, b) => rank(a) - rank(b));
-}
-
-function sameClass(i, members) {
   if (!members.length) return [];
-  const coloring = data.colorings.find(hasClasses);
-  const order = withRole("score") ? "highest score first" : "nearest on the map first";
+  const shown = members.sort((a, b) => rank(a) - rank(b)).slice(0, GALLERY);
+  await loaded(shown);
   const all = count(members.length + 1, "image");
   return [
-    make("h4", {}, `More of ${value(coloring, i)}`),
-    note(`${coloring.name}; ${order}.`),
-    gallery(members.slice(0, GALLERY)),
-    buttons(button(`All ${all} in the grid`, () => listClass(coloring, classOf(i, coloring)))),
+    make("h4", {}, `More of ${className(coloring, own)}`),
+    note(`${coloring.name}; ${scores ? "highest score first" : "nearest on the map first"}.`),
+    gallery(shown),
+    buttons(button(`All ${all} in the grid`, () => listClass(coloring, own))),
   ];
 }
 
@@ -151,16 +144,12 @@ async function open(i, { focus = true } = {}) {
   if (state.open !== i) return;
   announce(`Opened ${describe(i)}. ${count(data.k, "nearest neighbor")} in the panel.`);
   if (focus) $("panel").querySelector("h3").focus();
-  scrollToPanel();
-  bringIntoView(i);
-}
-
-/* The panel may be below the map, or below a long legend. */
-function scrollToPanel() {
+  // The panel may be below the map, or below a long legend.
   const [side, panel] = [$("side"), $("panel")];
   const below = panel.getBoundingClientRect().top - side.getBoundingClientRect().top;
   if (narrow.matches) panel.scrollIntoView({ block: "nearest" });
   else if (below > side.clientHeight / 2) side.scrollTop += below;
+  bringIntoView(i);
 }
 
 function close() {
@@ -174,24 +163,16 @@ function close() {
   redraw();
 }
 
-/* The text of an address, which may be anybody's. */
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
-}
-
 /* What an address on the page leads to, if it is an image of the map or a class. */
 function destination(hash) {
-  const [, what, text] = /^#(image|class)=(.*)$/.exec(hash) ?? [];
-  if (what === "image") {
-    const i = data.number.indexOf(Number(text));
+  const address = new URLSearchParams(hash.slice(1));
+  if (address.has("image")) {
+    const i = data.number.indexOf(Number(address.get("image")));
     return i < 0 ? null : () => { setGrid(false); open(i); };
   }
-  const coloring = what && (withRole("class") ?? data.colorings.find(hasClasses));
-  const each = coloring?.classes.findIndex((_, at) => className(coloring, at) === decoded(text)) ?? -1;
+  const coloring = withRole("class") ?? data.colorings.find(hasClasses);
+  const names = coloring?.classes.map((_, each) => className(coloring, each)) ?? [];
+  const each = names.indexOf(address.get("class"));
   return each < 0 ? null : () => listClass(coloring, each);
 }
 
@@ -208,7 +189,7 @@ function followLink(event) {
   const link = event.target.closest?.("a[href^='#']");
   if (!link) return;
   const hash = link.getAttribute("href");
-  const target = document.getElementById(decoded(hash.slice(1)));
+  const target = document.getElementById(hash.slice(1));
   if (target?.matches("details")) target.open = true;
   if (!destination(hash) && location.protocol !== "about:") return;
   event.preventDefault();

@@ -19,11 +19,6 @@ function endLasso(mode) {
   select(visibleRows().filter(inside), mode);
 }
 
-/* The images that the filters show in the part of the map that is seen. */
-function selectShown(event) {
-  select(visibleRows().filter((i) => inside(...screenPoint(i))), selectionMode(event));
-}
-
 function toggleSelected(i) {
   select([i], state.selected.has(i) ? "remove" : "add");
 }

@@ -1,7 +1,6 @@
 /* Search, comparison, and edits of classes: what needs a server behind the page. */
 
 let runClasses = null; // the classes as they are in the run now
-let firstClasses = []; // the class of every image when the page was made
 
 async function request(path, body) {
   const content = body instanceof Blob ? body : JSON.stringify(body);
@@ -63,20 +62,16 @@ function search(file) {
     const { xy, neighbors: results } = await request("search", file);
     close();
     state.query = xy;
-    showResults(file, results);
+    const src = URL.createObjectURL(file);
+    const image = make("img", { alt: "Your image", src, onload: () => URL.revokeObjectURL(src) });
+    fillPanel("Your image", make("div", { className: "map-large" }, image),
+      make("h4", {}, "Nearest neighbors"), tiles(results.map(resultTile)));
+    $("panel").querySelector("h3").focus();
     if (xy) animateTo({ ...state.view, x: xy[0], y: xy[1] });
     else redraw();
     const cross = xy ? " A cross marks your image on the map." : "";
     return `${count(results.length, "nearest neighbor")} found.${cross}`;
   });
-}
-
-function showResults(file, results) {
-  const src = URL.createObjectURL(file);
-  const image = make("img", { alt: "Your image", src, onload: () => URL.revokeObjectURL(src) });
-  const found = [make("h4", {}, "Nearest neighbors"), tiles(results.map(resultTile))];
-  fillPanel("Your image", make("div", { className: "map-large" }, image), ...found);
-  $("panel").querySelector("h3").focus();
 }
 
 /* If the map is a sample that lacks a result, the image opens in a new tab. */
@@ -128,24 +123,14 @@ function updateClasses(answer) {
   const coloring = withRole("class");
   if (runClasses.editable && coloring) {
     const names = new Map(runClasses.classes.map((each) => [each.cluster, each.name || each.cluster]));
-    const numbers = new Map();
-    const numberOf = (cluster) => {
-      const name = names.get(cluster) ?? cluster;
-      if (!numbers.has(name)) numbers.set(name, numbers.size);
-      return numbers.get(name);
-    };
-    // In the order of the first classes, so that colors stay where nothing was merged.
-    for (const first of coloring.firstClasses ??= coloring.classes) numberOf(first);
-    coloring.values = Int32Array.from(data.number, (number, i) => {
-      const cluster = runClasses.cluster_of[number] ?? firstClasses[i];
-      return cluster === undefined ? -1 : numberOf(cluster);
-    });
-    if (coloring.classes.length !== numbers.size) Object.assign(coloring, NO_FILTER());
-    coloring.classes = [...numbers.keys()];
+    const nameOf = (cluster) => names.get(cluster) ?? cluster;
+    const { classes, values } = coloring.first ??= { ...coloring }; // as the page was made
+    const num = coloring.classes.length;
+    setClasses(coloring, classes.map(nameOf),
+      (number, i) => nameOf(runClasses.cluster_of[number] ?? classes[values[i]]));
+    if (coloring.classes.length !== num) Object.assign(coloring, NO_FILTER());
   }
-  searchTexts = null;
   showLabels(runClasses.labels);
-  setColoring(state.coloring);
   updateVisible();
   updatePanel();
   if (isFirst) showSelection(); // which has forms only now
@@ -154,19 +139,15 @@ function updateClasses(answer) {
 
 /* Rows stay, with the focus and with what is typed and ticked in them. */
 function showClasses() {
-  const [section, rows] = [$("classes"), $("classes").querySelector("ul")];
-  section.hidden = !runClasses.editable;
-  const novel = runClasses.classes.filter(({ kind }) => kind === "novel");
-  for (const row of [...rows.children]) {
-    if (!novel.some(({ cluster }) => cluster === row.dataset.cluster)) row.remove();
-  }
-  for (const each of novel) {
-    const same = ({ dataset }) => dataset.cluster === each.cluster;
-    const row = [...rows.children].find(same) ?? rows.appendChild(classRow(each.cluster));
+  const rows = $("classes").querySelector("ul");
+  $("classes").hidden = !runClasses.editable;
+  for (const { cluster, name, size } of runClasses.classes.filter(({ kind }) => kind === "novel")) {
+    const same = ({ dataset }) => dataset.cluster === cluster;
+    const row = [...rows.children].find(same) ?? rows.appendChild(classRow(cluster));
     const text = row.querySelector("form input");
-    if ([row.dataset.name, each.name].includes(text.value.trim())) text.value = each.name;
-    row.dataset.name = each.name;
-    row.querySelector("span").textContent = count(each.size, "image");
+    if ([row.dataset.name, name].includes(text.value.trim())) text.value = name;
+    row.dataset.name = name;
+    row.querySelector("span").textContent = count(size, "image");
   }
 }
 
@@ -228,8 +209,6 @@ function connect() {
   $("count").before(searchBox());
   $("served").append(classSection());
   $("view").append(make("p", { id: "map-status", role: "status" }));
-  const coloring = withRole("class");
-  firstClasses = coloring ? Array.from(coloring.values, (value) => coloring.classes[value]) : [];
   attempt(async () => {
     updateClasses(await request("classes"));
     startLabels();

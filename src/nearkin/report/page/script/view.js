@@ -1,17 +1,11 @@
 /* The visible part of the map. */
 
 const box = { width: 0, height: 0, ratio: 1 };
-const bounds = extent();
-
-function extent() {
-  if (!data.count) return { low: [0, 0], high: [1, 1] };
-  const [low, high] = [[Infinity, Infinity], [-Infinity, -Infinity]];
-  data.xy.forEach((value, at) => {
-    low[at % 2] = Math.min(low[at % 2], value);
-    high[at % 2] = Math.max(high[at % 2], value);
-  });
-  return { low, high };
-}
+const bounds = { low: [Infinity, Infinity], high: [-Infinity, -Infinity] };
+data.xy.forEach((value, at) => {
+  bounds.low[at % 2] = Math.min(bounds.low[at % 2], value);
+  bounds.high[at % 2] = Math.max(bounds.high[at % 2], value);
+});
 
 /* The view of the whole map. */
 function wholeMap() {
