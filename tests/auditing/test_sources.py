@@ -8,7 +8,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from nearkin.auditing.data import Audited
-from nearkin.auditing.sources import _bursts, _runs, _tested, captures, find_sources
+from nearkin.auditing.sources import BURST, RUN, _in_a_row, _tested, captures, find_sources
 from nearkin.data.opening import open_images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.pace import ignore_progress
@@ -61,9 +61,14 @@ def test_a_group_that_is_its_whole_class_is_not_tested():
 
 
 def test_names_in_a_row_are_groups_of_ten_at_most():
-    names = [("a_.jpg", n) for n in (1, 2, 3, 5, *range(10, 22))] + [("b_.jpg", 4), ("c", -1)]
+    kind = np.repeat([0, 16, 17], [16, 1, 1])  # such as a_.jpg, b_.jpg and c.jpg
+    number = np.array([1, 2, 3, 5, *range(10, 22), 4, -1])
     expected = [0, 0, 0, 3, *[4] * 10, 14, 14, 16, 17]
-    assert _runs(names).tolist() == expected
+    shuffled = np.random.default_rng(0).permutation(18)
+    for order in (np.arange(18), shuffled):
+        groups = _in_a_row(number[order] >= 0, kind[order], number[order], 1, RUN)
+        first = {name: row for row, name in reversed([*enumerate(np.array(expected)[order])])}
+        assert groups.tolist() == [first[name] for name in np.array(expected)[order]]
 
 
 @pytest.fixture
@@ -86,7 +91,8 @@ def photographs(tmp_path):
 def test_bursts_are_of_one_camera_and_each_image_within_a_minute_of_another(photographs):
     images = open_images(photographs, labels="none")
     found = captures(images, ignore_progress)
-    assert _bursts(found).tolist() == [0, 0, 0, 3, 3, 5, 6]
+    camera, time = found["camera"], found["time"]
+    assert _in_a_row(time != 0, camera, time, BURST, len(time)).tolist() == [0, 0, 0, 3, 3, 5, 6]
     south, east = found["place"][1].tolist()
     assert (south, east) == (1 + 1_695_000, 1 + 2_000_100)
     assert not found["place"][[0, 2, 3, 4, 5, 6]].any()

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 import nearkin
 from nearkin.classification import probes
 from nearkin.classification.data import open_labeled_data
-from nearkin.classification.report import lines
+from nearkin.classification.outcome import lines
 from nearkin.classifier.classifier import read_classifier
 from nearkin.commands.sources import images_of
 from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig

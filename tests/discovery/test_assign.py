@@ -67,7 +67,7 @@ def test_a_single_image_can_be_assigned_and_none_that_can_be_read_is_refused(
     shown = {name: "" if value is None else str(value) for name, value in row.items()}
     assert shown == expected  # as among all the others
     broken = write_files(tmp_path / "cut", {"cut.png": cut(flat / "4-00.png")})
-    assert "cannot be read" in refusal(3, "predict", discovery, broken)
+    assert "none of the 1 images can be read" in refusal(3, "predict", discovery, broken)
 
 
 def test_too_little_memory_is_no_bug(discovery, flat, monkeypatch, refusal):

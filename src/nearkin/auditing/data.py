@@ -28,7 +28,10 @@ from nearkin.pace import count
 from nearkin.run.reporter import Reporter
 from nearkin.types import UNLABELED
 
+PARTS: Final = ("train", "test")
 SECOND: Final = "test: "  # Before the names of the images of a second set
+
+Rows = Int[np.ndarray, " _"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +40,7 @@ class Audited:
 
     embeddings: Embeddings  # With the groups that the data name
     images: Images | None = None  # In the same order; None of vectors alone
-    seen: Bool[np.ndarray, " n"] | None = None  # What the encoder's run was trained on, if known
+    num_seen: int | None = None  # Test images that the encoder's run was trained on, if known
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -48,37 +51,19 @@ class Audited:
         return np.asarray(self.embeddings.splits == "test")
 
     @property
-    def train_rows(self) -> Int[np.ndarray, " train"]:
+    def train_rows(self) -> Rows:
         """The images that are learned from."""
         return np.flatnonzero(~self.is_test)
 
     @property
-    def test_rows(self) -> Int[np.ndarray, " test"]:
+    def test_rows(self) -> Rows:
         """The images that are scored."""
         return np.flatnonzero(self.is_test)
 
-    @property
-    def num_seen(self) -> int | None:
-        """How many test images the run of the encoder was trained on; None where unknown."""
-        return None if self.seen is None else int(self.seen[self.is_test].sum())
 
-    @property
-    def groups(self) -> Int[np.ndarray, " n"]:
-        """The number of each image's group as the data name them, its own where they name none."""
-        groups = self.embeddings.groups
-        return np.arange(len(self)) if groups is None else groups
-
-
-def check_parts(
-    splits: Values, labels: Int[np.ndarray, " n"], ignore: str, values: Values
-) -> None:
-    """Refuse parts that nothing can be learned of.
-
-    Raises:
-        UsageError: If a part is empty, all labels are of one class, or the column `ignore` has
-            too few values; see `check_values`.
-    """
-    for part, name in (("train", "training"), ("test", "test")):
+def check_parts(splits: Values, labels: Rows, ignore: str, values: Values) -> None:
+    """Refuse empty parts, labels of one class, and a column `ignore` with too few values."""
+    for part, name in zip(PARTS, ("training", "test"), strict=True):
         if not (splits == part).any():
             raise UsageError(
                 f"the data have no {name} part; name parts by folders (train, test), by a column "
@@ -95,18 +80,14 @@ def open_parts(
 ) -> tuple[Images, Values]:
     """Open one set of images, whose parts a column or the data name, or a training and a test set.
 
-    Returns:
-        The images, each of the part `train` or `test`, and what the column `ignore` says of each.
-        Validation images are left out, as in `evaluate`; see `trained_or_scored`.
+    Validation images are left out, as in `evaluate`. Returns the others, each of the part `train`
+    or `test`, and what the column `ignore` says of each.
     """
     opened = [open_images(each, labels=labels, on_progress=log.progress) for each in sets]
-    pairs = list(zip(sets, opened, strict=True))
-
-    def column(name: str) -> Values:
-        of = [column_of(name, images, labels, data) for data, images in pairs] if name else []
-        return np.concatenate(of) if of else np.zeros(sum(map(len, opened)), "U1")
-
-    images, values = opened[0], column(ignore)
+    images, values = opened[0], np.zeros(sum(map(len, opened)), "U1")
+    if ignore:
+        pairs = zip(opened, sets, strict=True)
+        values = np.concatenate([column_of(ignore, own, labels, data) for own, data in pairs])
     if len(opened) == 2:
         images = union(opened[0], opened[1], SECOND)
         assert isinstance(images.source, Either)
@@ -114,7 +95,8 @@ def open_parts(
         parts, groups = np.where(is_first, "train", "test"), grouped(images.group_names)
         images = replace(images, splits=parts, groups=groups)  # those of one name are one
     elif split:
-        images = replace(images, splits=splits_of(column(split).tolist()))
+        named = column_of(split, images, labels, sets[0])
+        images = replace(images, splits=splits_of(named.tolist()))
     used, values = trained_or_scored(images), values[_used(images.splits)]
     splits = np.where(used.splits == "test", "test", "train")
     check_parts(splits, used.labels, ignore, values)
@@ -139,28 +121,23 @@ def of_tables(
 ) -> tuple[Audited, Values]:
     """Read one table of features, whose column `split` names parts, or a training and a test one.
 
-    Raises:
-        UsageError: If a table lacks a column.
-        CheckpointError: If two tables are of different encoders.
+    They have to be of one encoder, and to have the column `ignore`.
     """
-
-    def column(name: str, *, needed: bool = False) -> Values:
-        cells = [table.texts(name) for table in tables]
-        for table, own in zip(tables, cells, strict=True):
-            if needed and not any(own):
-                raise UsageError(f"{table.path} has no column {name}; give one that it has")
-        return np.array([cell for own in cells for cell in own], np.str_)
-
     vectors = _vectors(tables)
-    parts, paths = splits_of(column(split or "split").tolist()), column("path").tolist()
-    if len(tables) == 2:
-        start = len(vectors[0])
-        parts = np.repeat(["train", "test"], [start, len(vectors[1])])
-        # As of images: either may have an image of the same path.
-        paths = [*paths[:start], *(SECOND + path for path in paths[start:])]
-    classes, numbers = numbered(column("label").tolist())
-    groups = column("group").tolist()
-    ignored = column(ignore, needed=True) if ignore else np.zeros(len(parts), "U1")
+    cells = {
+        name: [table.texts(name) for table in tables]
+        for name in {"path", "label", "group", split or "split", ignore} - {""}
+    }
+    for table, own in zip(tables, cells.get(ignore, ()), strict=False):
+        if not any(own):
+            raise UsageError(f"{table.path} has no column {ignore}; give one that it has")
+    if len(tables) == 2:  # as of images, either may have an image of the same path
+        cells["path"][1] = [SECOND + path for path in cells["path"][1]]
+        cells["split"] = [[part] * len(own) for part, own in zip(PARTS, vectors, strict=True)]
+    column = {name: [cell for own in of for cell in own] for name, of in cells.items()}
+    parts, groups = splits_of(column[split or "split"]), column["group"]
+    classes, numbers = numbered(column["label"])
+    ignored = np.array(column.get(ignore, [""] * len(parts)), np.str_)
     used = _used(parts)
     for line in lines(validation_notes(parts)):
         log.info(line)
@@ -171,7 +148,7 @@ def of_tables(
         numbers,
         groups=grouped(groups),
         rows=np.arange(len(parts)),
-        paths=paths,
+        paths=column["path"],
         classes=classes,
         splits=splits,
         removed=tables[0].removed,

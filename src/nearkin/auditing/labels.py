@@ -24,6 +24,11 @@ PLANTED: Final = 0.05  # Share of the labels that are made wrong, to see how man
 SPARE: Final = 20  # Further neighbors, in place of those of the image's own group
 VOTERS: Final = 2**17  # Images that vote, at most: a search among all takes their square
 
+Labels = Int[np.ndarray, " n"]
+Scores = Float[np.ndarray, " n"]
+Votes = Float[np.ndarray, "n classes"]
+Wrong = Bool[np.ndarray, " n"]
+
 
 class Doubt(NamedTuple):
     """An image whose label may be wrong."""
@@ -50,8 +55,7 @@ class LabelCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON, without single images."""
-        names = ("num_labels", "margin", "planted", "recall", "voters", "precision")
-        return {"doubts": len(self.doubts)} | {name: getattr(self, name) for name in names}
+        return {**vars(self), "doubts": len(self.doubts)}
 
     def sentences(self) -> list[str]:
         """How many there are, and how far to trust them."""
@@ -67,10 +71,7 @@ class LabelCheck:
 
 
 def check_labels(
-    embeddings: Embeddings,
-    duplicates: Int[np.ndarray, " n"],
-    groups: Int[np.ndarray, " n"],
-    seed: int,
+    embeddings: Embeddings, duplicates: Labels, groups: Labels, seed: int
 ) -> LabelCheck | None:
     """Find labels that contradict neighbors of other groups, or duplicates.
 
@@ -88,12 +89,11 @@ def check_labels(
     wrong, planted_score = _planted(voters, labels, rng)
     now = planted_score >= margin
     other, score = _doubtful(voters.votes(labels, len(classes)), labels)
-    doubts = {
-        int(rows[at]): Doubt(int(rows[at]), int(classes[other[at]]), round(float(score[at]), 4))
-        for at in np.flatnonzero(score >= margin).tolist()
-    }
-    for doubt in _contradictions(rows, embeddings.labels, duplicates):
-        doubts[doubt.row] = doubt
+    at = np.flatnonzero(score >= margin)
+    columns = (each[at].tolist() for each in (rows, classes[other], score))
+    found = [Doubt(row, of, round(by, 4)) for row, of, by in zip(*columns, strict=True)]
+    found += _contradictions(rows, embeddings.labels, duplicates)
+    doubts = {doubt.row: doubt for doubt in found}  # that a duplicate says more counts
     value = float(wrong[now].mean()) if now.any() else 0.0
     return LabelCheck(
         tuple(sorted(doubts.values(), key=lambda each: (-each.score, each.row))),
@@ -106,9 +106,7 @@ def check_labels(
     )
 
 
-def _planted(
-    voters: "Voters", labels: Int[np.ndarray, " n"], rng: np.random.Generator
-) -> tuple[Bool[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+def _planted(voters: "Voters", labels: Labels, rng: np.random.Generator) -> tuple[Wrong, Scores]:
     """Make some labels wrong; return which, and how doubtful all are then."""
     num, wrong = int(labels.max()) + 1, rng.random(len(labels)) < PLANTED
     other = (labels + rng.integers(1, num, len(labels))) % num
@@ -116,7 +114,7 @@ def _planted(
     return wrong, _doubtful(voters.votes(planted, num), planted)[1]
 
 
-def _best_margin(wrong: Bool[np.ndarray, " n"], score: Float[np.ndarray, " n"]) -> float:
+def _best_margin(wrong: Wrong, score: Scores) -> float:
     """Return the score from which on wrong labels are found best, by F1."""
     order = np.argsort(-score, kind="stable")
     right = np.cumsum(wrong[order])
@@ -133,10 +131,7 @@ class Voters:
 
     @classmethod
     def of(
-        cls,
-        vectors: Float[Tensor, "n dim"],
-        groups: Int[np.ndarray, " n"],
-        voting: Int[np.ndarray, " voters"],
+        cls, vectors: Float[Tensor, "n dim"], groups: Labels, voting: Int[np.ndarray, " voters"]
     ) -> "Voters":
         """Search the nearest images of each among those that vote."""
         rows, group = torch.from_numpy(voting), torch.from_numpy(groups)
@@ -146,29 +141,22 @@ class Voters:
         votes = others & (others.cumsum(dim=1) <= K)
         return cls(similarity.masked_fill(~votes, -torch.inf), index)
 
-    def votes(
-        self, labels: Int[np.ndarray, " n"], num_classes: int
-    ) -> Float[np.ndarray, "n classes"]:
+    def votes(self, labels: Labels, num_classes: int) -> Votes:
         """Return the share of the votes for each class; zeros where nobody votes."""
         voter = torch.from_numpy(labels)[self.index]
         scores = tally(self.similarity, voter, temperature=TEMPERATURE, num_classes=num_classes)
         return scores.nan_to_num(0.0).numpy()
 
 
-def _doubtful(
-    votes: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n"]
-) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+def _doubtful(votes: Votes, labels: Labels) -> tuple[Labels, Scores]:
     """Return the class that an image is confidently of instead of its label, and the margin.
 
-    Without one, the margin is 0.
-
     It is confidently of a class with at least as many votes for it as images of that label have
-    on average, and of several such of the one with the most (equation 1 of the paper).
+    on average, and of several such of the one with the most (equation 1 of the paper). Without
+    one, the margin is 0.
     """
-    own = votes[np.arange(len(labels)), labels]
-    usual = np.bincount(labels, own, votes.shape[1]) / np.bincount(
-        labels, minlength=votes.shape[1]
-    ).clip(min=1)
+    num, own = votes.shape[1], votes[np.arange(len(labels)), labels]
+    usual = np.bincount(labels, own, num) / np.bincount(labels, minlength=num).clip(min=1)
     confident = np.where((votes >= usual) & (votes > 0), votes, -1.0)
     best = confident.argmax(axis=1)
     doubtful = (confident.max(axis=1) >= 0) & (best != labels)
@@ -177,14 +165,13 @@ def _doubtful(
 
 
 def _contradictions(
-    rows: Int[np.ndarray, " labeled"], labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"]
+    rows: Int[np.ndarray, " labeled"], labels: Labels, groups: Labels
 ) -> list[Doubt]:
     """Return images of groups with several labels: duplicates of which at least one is wrong."""
     order = rows[np.argsort(groups[rows], kind="stable")]
     found = list[Doubt]()
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        several = np.unique(labels[members])
-        if len(several) > 1:
+        if len(np.unique(labels[members])) > 1:
             for row in members.tolist():
                 duplicate = int(members[labels[members] != labels[row]][0])
                 found.append(Doubt(row, int(labels[duplicate]), 1.0, duplicate))

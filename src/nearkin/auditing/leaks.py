@@ -36,6 +36,10 @@ CANDIDATES: Final = 5  # Nearest training images of each image that are compared
 DECOYS: Final = 10_000  # Training images that tell how similar images are without a duplicate
 SAME: Final = 1 - 1e-5  # Cosine of vectors that are equal but for rounding
 
+Rows = Int[np.ndarray, " _"]
+Cosines = Float[np.ndarray, " _"]
+Vectors = Float[Tensor, "images dim"]
+
 
 class Leak(NamedTuple):
     """A test image and the training image that it is, or is nearly."""
@@ -52,7 +56,7 @@ class Leaks:
 
     found: tuple[Leak, ...]  # The surest one of each test image that has some
     groups: Groups  # Of all images: duplicates, also within a part
-    cosine: Float[np.ndarray, " test"]  # Of each test image and its nearest training image
+    cosine: Cosines  # Of each test image and its nearest training image
     threshold: float | None  # On the cosine; None if none has the precision
     precision: float  # The estimated share of duplicates among images that features alone find;
     # without a threshold, the highest that any has
@@ -75,11 +79,8 @@ def find_leaks(audited: Audited, precision: float, seed: int, progress: Progress
 
     An image and its nearest training images are compared by pixels as in `near_groups`, and also
     mirrored, and shifted. What remains is judged by its cosine: of those that features alone
-    find, the share of duplicates is at least `precision`. The seed decides which training images
-    are decoys.
-
-    Raises:
-        UsageError: If every test image is a training image.
+    find, the share of duplicates is at least `precision`. The seed draws the decoys. A UsageError
+    if every test image is a training image.
     """
     vectors = torch.from_numpy(audited.embeddings.vectors)
     test, train, known = audited.test_rows, audited.train_rows, None
@@ -124,12 +125,7 @@ class _Neighbors:
 
     @classmethod
     def among(
-        cls,
-        vectors: Float[Tensor, "images dim"],
-        rows: Int[np.ndarray, " n"],
-        train: Int[np.ndarray, " train"],
-        groups: Groups,
-        known: Signatures | None,
+        cls, vectors: Vectors, rows: Rows, train: Rows, groups: Groups, known: Signatures | None
     ) -> "_Neighbors":
         own = bool(np.isin(rows, train).any())  # each finds itself
         num = CANDIDATES + own
@@ -151,12 +147,8 @@ class _Neighbors:
 
 
 def _partners(
-    near: _Neighbors,
-    vectors: Float[Tensor, "images dim"],
-    test: Int[np.ndarray, " test"],
-    train: Int[np.ndarray, " train"],
-    groups: Groups,
-) -> tuple[Int[np.ndarray, " test"], Float[np.ndarray, " test"]]:
+    near: _Neighbors, vectors: Vectors, test: Rows, train: Rows, groups: Groups
+) -> tuple[Rows, Cosines]:
     """Return a training image beside each test image, and the cosine.
 
     It is the nearest that is the same image, or else one of its group, or else the nearest.
@@ -171,9 +163,7 @@ def _partners(
     return other, cosine
 
 
-def _threshold(
-    cosine: Float[np.ndarray, " test"], decoys: Float[np.ndarray, " decoys"], precision: float
-) -> tuple[float | None, float]:
+def _threshold(cosine: Cosines, decoys: Cosines, precision: float) -> tuple[float | None, float]:
     """Return the lowest threshold with this precision, None if there is none, and the precision.
 
     Of `n` decoys one more counts as above than there are, so that few images are not certain.

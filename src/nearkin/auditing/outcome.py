@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from typing_extensions import override
 
 from nearkin.auditing.data import Audited
-from nearkin.auditing.labels import Doubt, LabelCheck, check_labels
+from nearkin.auditing.labels import LabelCheck, check_labels
 from nearkin.auditing.leaks import Leaks, find_leaks
 from nearkin.auditing.price import FITTED, Price, price
 from nearkin.auditing.quality import BadQuality, find_bad
@@ -20,7 +20,16 @@ from nearkin.data.duplicates import Groups, merged, pairs_of
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, column_test, divided
 from nearkin.pace import ProgressCallback, count
-from nearkin.report.page.blocks import PAIR_SIDE, Page, Pairs, Paragraphs, Table, Tile, Tiles
+from nearkin.report.page.blocks import (
+    PAIR_SIDE,
+    Chart,
+    Page,
+    Pairs,
+    Paragraphs,
+    Table,
+    Tile,
+    Tiles,
+)
 from nearkin.result import Result, Row
 from nearkin.text import aligned, as_text
 from nearkin.types import UNLABELED
@@ -50,12 +59,8 @@ class Audit(Result):
 
         A group goes to the part that most of its images are in, on a draw to the training part.
         """
-        is_test = self.audited.is_test
-        votes = np.bincount(self.groups, np.where(is_test, 1.0, -1.0), len(self.groups))
-        both = np.isin(self.groups, self.groups[is_test]) & np.isin(
-            self.groups, self.groups[~is_test]
-        )
-        return np.where(np.where(both, votes[self.groups] > 0, is_test), "test", "train")
+        votes = np.bincount(self.groups, np.where(self.audited.is_test, 1.0, -1.0))
+        return np.where(votes[self.groups] > 0, "test", "train")
 
     @property
     def moved(self) -> int:
@@ -72,44 +77,35 @@ class Audit(Result):
             part = str(embeddings.splits[at])
             return {"path": names[at], "split": part, "finding": finding, "of": of, "value": value}
 
-        def of_doubt(doubt: Doubt) -> Row:
+        rows = [
+            row(leak.test, f"leak: {leak.why}", names[leak.train], round(leak.cosine, 4))
+            for leak in self.leaks.found
+        ]
+        for doubt in self.labels.doubts if self.labels else ():
             of, by = embeddings.classes[doubt.other], "neighbors"
             if doubt.duplicate != UNLABELED:
                 of, by = f"{of}, {names[doubt.duplicate]}", "duplicate"
-            return row(doubt.row, f"label: {by}", of, doubt.score)
-
-        return [
-            *(
-                row(leak.test, f"leak: {leak.why}", names[leak.train], round(leak.cosine, 4))
-                for leak in self.leaks.found
-            ),
-            *map(of_doubt, self.labels.doubts if self.labels else ()),
-            *(row(bad.row, f"image: {bad.kind}", "", bad.value) for bad in self.quality),
-        ]
+            rows.append(row(doubt.row, f"label: {by}", of, doubt.score))
+        return rows + [row(bad.row, f"image: {bad.kind}", "", bad.value) for bad in self.quality]
 
     def page(self, data: str) -> Page:
         """Return the page of an audit of `data`, whose images have no pixels yet."""
         (_, (lead,)), *facts = self._facts()
         images, embeddings = self.audited.images, self.audited.embeddings
-        paths, classes = embeddings.paths, embeddings.classes
-        cost, curve = tuple[Table, ...](), None
+        paths, labels, classes = embeddings.paths, embeddings.labels, embeddings.classes
+        cost, curve = tuple[Table, ...](), tuple[Chart, ...]()
         if self.price is not None:
             note = "95 % intervals; the last column is a difference on the same test images."
             rows = tuple(self.price.rows())
             cost = (Table("Accuracy with leaks and without", PRICE, rows, note),)
-            curve = self.price.chart()
-        leaks = tuple(
-            (
-                Tile(paths[leak.test], side=PAIR_SIDE),
-                Tile(paths[leak.train], side=PAIR_SIDE),
-                f"{leak.cosine:.4f}",
-                leak.why,
-            )
-            for leak in self.leaks.found[:SHOWN]
-        )
+            curve = self.price.charts()
+        leaks = []
+        for leak in self.leaks.found[:SHOWN]:
+            left, right = (Tile(paths[row], side=PAIR_SIDE) for row in (leak.test, leak.train))
+            leaks.append((left, right, f"{leak.cosine:.4f}", leak.why))
         checked = []
         for doubt in self.labels.doubts[:SHOWN] if self.labels else ():
-            change = f"{classes[embeddings.labels[doubt.row]]} → {classes[doubt.other]}"
+            change = f"{classes[labels[doubt.row]]} → {classes[doubt.other]}"
             checked.append(Tile(paths[doubt.row], "", doubt.score, change))
         bad = (Tile(paths[each.row], "", each.value, each.kind) for each in self.quality[:SHOWN])
         said = (f"{subject.capitalize()}: {'; '.join(texts)}." for subject, texts in facts)
@@ -120,8 +116,8 @@ class Audit(Result):
             sections=(
                 ("Summary", (Paragraphs(tuple(said)),)),
                 ("Price of leaks", cost),
-                ("Distance", () if curve is None else (curve,)),
-                ("Leaks", (Pairs(BESIDE, leaks),)),
+                ("Distance", curve),
+                ("Leaks", (Pairs(BESIDE, tuple(leaks)),)),
                 ("Labels", (Tiles("Labels to check", "", tuple(checked)),)),
                 ("Images", (Tiles("Images that show little, or are odd", "", tuple(bad)),)),
             ),
@@ -198,8 +194,8 @@ class Audit(Result):
 
 def examine(
     audited: Audited,
-    ignore: str = "",
-    ignored: Values | None = None,
+    ignore: str,
+    ignored: Values,
     *,
     precision: float,
     seed: int,
@@ -208,19 +204,16 @@ def examine(
 ) -> Audit:
     """Look for all that a split hides.
 
-    `ignored` are the values of the column `ignore`, which features are to ignore; `precision` is
-    that of the leaks that features alone find.
-
-    Raises:
-        UsageError: If all test images are in the training part, or the column has one value.
+    `ignored` are the values of the column `ignore`, if features are to ignore one; `precision` is
+    that of the leaks that features alone find. A UsageError if all test images are leaks.
     """
     embeddings = audited.embeddings
     column = None
-    if ignored is not None:
+    if ignore:
         column = column_test(ignore, *divided(embeddings, ignored), seed=seed, device=device)
     leaks = find_leaks(audited, precision, seed, on_progress)
     proposals, sources = find_sources(audited, seed, on_progress)
-    joined = [pairs_of(each) for each in (audited.groups, sources)]
+    joined = [pairs_of(each) for each in (embeddings.groups, sources) if each is not None]
     groups = merged(leaks.groups, np.concatenate(joined))
     on_progress(0, 2, "accuracies")
     cost, left_out = None, dict[str, str]()

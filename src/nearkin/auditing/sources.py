@@ -11,13 +11,13 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from PIL import ExifTags
 from torch import Tensor
 
 from nearkin.auditing.data import SECOND, Audited
 from nearkin.data.decode import opened
-from nearkin.data.duplicates import Groups, merged
+from nearkin.data.duplicates import Groups, merged, pairs_of
 from nearkin.data.images import Images
 from nearkin.data.index import indexed
 from nearkin.data.labels import grouped, split_of
@@ -36,6 +36,9 @@ FEWEST: Final = 10
 
 CAPTURE: Final = np.dtype([("camera", "u8"), ("time", "i8"), ("place", "i8", 2)])
 """What EXIF says: a hash of the camera, seconds, and the square of `PLACE`; 0 where nothing."""
+
+Rows = Int[np.ndarray, " _"]
+Mask = Bool[np.ndarray, " _"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def find_sources(
         counts = len(several), int(several.sum())
         proposals.append(Proposal(kind, *counts, tested.value, tested.chance, tested.p, kept))
         if kept:
-            joined = merged(joined, np.stack([np.arange(len(groups)), groups], axis=1))
+            joined = merged(joined, pairs_of(groups))
     return proposals, joined
 
 
@@ -92,17 +95,14 @@ def _candidates(audited: Audited, progress: ProgressCallback) -> Iterator[tuple[
     names = [_numbered(without_part(path)) for path in audited.embeddings.paths]
     if audited.images is not None:
         capture = captures(audited.images, progress)
-        yield "EXIF time and camera", _bursts(capture)
+        camera, time = capture["camera"], capture["time"]
+        yield "EXIF time and camera", _in_a_row(time != 0, camera, time, BURST, len(time))
         places = capture["place"].tolist()
         yield "GPS", grouped([str(place) if any(place) else "" for place in places])
-    yield "file names without their last number", grouped([f"{name}*" for name, _ in names])
-    yield "file names in a row", _runs(names)
-
-
-def _first(values: Int[np.ndarray, " n"]) -> Groups:
-    """Return the first row with the value of each row; its own for values below 0."""
-    _, first, member = np.unique(values, return_index=True, return_inverse=True)
-    return np.where(values < 0, np.arange(len(values)), first[member])
+    alike = grouped([f"{name}*" for name, _ in names])
+    yield "file names without their last number", alike
+    number = np.array([number for _, number in names])
+    yield "file names in a row", _in_a_row(number >= 0, alike, number, 1, RUN)
 
 
 def without_part(path: str) -> str:
@@ -128,16 +128,16 @@ def _numbered(path: str) -> tuple[str, int]:
     return f"{folder}/{found[1]}{found[3]}".removeprefix("/"), int(found[2])
 
 
-def _runs(names: Sequence[tuple[str, int]]) -> Groups:
-    """Group names whose numbers follow each other, at most `RUN` of them."""
-    order = sorted((name, number, row) for row, (name, number) in enumerate(names) if number >= 0)
-    groups, first, length = np.arange(len(names)), -1, 0
-    before = "", -1
-    for name, number, row in order:
-        follows = name == before[0] and number - before[1] <= 1 and length < RUN
-        first, length = (first, length + 1) if follows else (row, 1)
-        groups[row], before = first, (name, number)
-    return _first(groups)
+def _in_a_row(known: Mask, kind: np.ndarray, number: Rows, gap: int, most: int) -> Groups:
+    """Group known images of one kind, each within `gap` of the one before, at most so many."""
+    rows = np.flatnonzero(known)
+    rows = rows[np.lexsort((number[rows], kind[rows]))]
+    apart = (np.diff(number[rows]) > gap) | (np.diff(kind[rows]) != 0)
+    chain = np.append(0, apart.cumsum())[: len(rows)]
+    place = np.arange(len(rows)) - np.searchsorted(chain, chain)
+    groups = np.arange(len(known))
+    groups[rows] = len(known) + (place % most == 0).cumsum()
+    return pairs_of(groups)[:, 1]
 
 
 # EXIF
@@ -176,16 +176,6 @@ def _square(degrees: Sequence[Any], negative: bool) -> int:
     return 1 + round((180 - angle if negative else 180 + angle) / PLACE)
 
 
-def _bursts(capture: np.ndarray) -> Groups:
-    """Group images of one camera, each of which follows another within `BURST` seconds."""
-    order = np.lexsort((capture["time"], capture["camera"]))
-    ordered = capture[order]
-    apart = (np.diff(ordered["time"]) > BURST) | (np.diff(ordered["camera"]) != 0)
-    group = np.empty(len(order), np.int64)
-    group[order] = np.append(0, np.cumsum(apart))[: len(order)]
-    return _first(np.where(capture["time"] == 0, -1, group))
-
-
 # The test
 
 
@@ -196,25 +186,23 @@ def _tested(audited: Audited, groups: Groups, seed: int) -> PermutationTest | No
     """
     rng, labels = np.random.default_rng(seed), audited.embeddings.labels
     rows = _drawn(groups, labels, rng)
-    classes, member = labels[rows], np.unique(groups[rows], return_inverse=True)[1]
-    cell = np.unique(np.stack([classes, member], axis=1), axis=0, return_inverse=True)[1].ravel()
+    classes, member = (np.unique(x[rows], return_inverse=True)[1] for x in (labels, groups))
+    cell = np.unique(classes * len(rows) + member, return_inverse=True)[1]
     inside = np.bincount(cell)[cell] - 1
-    outside = np.unique(classes, return_counts=True)[1][np.unique(classes, return_inverse=True)[1]]
-    asked = (inside > 0) & (outside - inside > 1)
+    outside = np.bincount(classes)[classes] - inside - 1
+    asked = (inside > 0) & (outside > 0)
     if asked.sum() < FEWEST:
         return None
     neighbor = _nearest_of_class(torch.from_numpy(audited.embeddings.vectors[rows]), classes)
 
-    def share_inside(order: Int[np.ndarray, " rows"]) -> float:
+    def share_inside(order: Rows) -> float:
         own = member[order]
         return float((own[neighbor] == own)[asked[order]].mean())
 
     return permutation_test(share_inside, classes, rng)
 
 
-def _drawn(
-    groups: Groups, labels: Int[np.ndarray, " n"], rng: np.random.Generator
-) -> Int[np.ndarray, " rows"]:
+def _drawn(groups: Groups, labels: Rows, rng: np.random.Generator) -> Rows:
     """Return the images that are labeled, if some are; of many, those of some groups."""
     labeled = labels != UNLABELED
     rows = np.flatnonzero(labeled if labeled.any() else ~labeled)
@@ -222,9 +210,7 @@ def _drawn(
     return np.sort(rows[np.argsort(order, kind="stable")][:MOST])
 
 
-def _nearest_of_class(
-    vectors: Float[Tensor, "n dim"], classes: Int[np.ndarray, " n"]
-) -> Int[np.ndarray, " n"]:
+def _nearest_of_class(vectors: Float[Tensor, "n dim"], classes: Rows) -> Rows:
     """Return the most similar other image of the same class of each; itself where it is alone."""
     found = np.arange(len(classes))
     for own in (np.flatnonzero(classes == each) for each in np.unique(classes)):

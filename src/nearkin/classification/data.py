@@ -41,38 +41,34 @@ class LabeledData:
     @property
     def train_rows(self) -> Int64[np.ndarray, " train"]:
         """The images to learn from."""
-        rows = self.parts.train_rows
-        return np.asarray(rows[self.images.labels[rows] != UNLABELED])
+        return np.flatnonzero(~self.parts.held_out & (self.images.labels != UNLABELED))
 
     @property
     def test_rows(self) -> Int64[np.ndarray, " test"]:
         """The images to score."""
-        rows = self.parts.test_rows
-        return np.asarray(rows[self.images.labels[rows] != UNLABELED])
+        return np.flatnonzero(self.parts.held_out & (self.images.labels != UNLABELED))
 
     @property
     def train_labels(self) -> Int64[np.ndarray, " images"]:
         """The classes of the images to learn from, `UNLABELED` for all others."""
-        labels = np.full(len(self.images), UNLABELED)
-        labels[self.train_rows] = self.images.labels[self.train_rows]
-        return labels
+        return np.where(self.parts.held_out, UNLABELED, self.images.labels)
 
     @property
-    def num_unlabeled(self) -> int:
-        """How many images have no label."""
-        return int((self.images.labels == UNLABELED).sum())
+    def sizes(self) -> dict[str, int]:
+        """How many images are learned from and scored, and how many have no label."""
+        train, test = len(self.train_rows), len(self.test_rows)
+        return {"train": train, "test": test, "unlabeled": len(self.images) - train - test}
 
     def lines(self) -> Iterator[str]:
         """Describe the data for the log."""
-        images = self.images
+        images, (train, test, unlabeled) = self.images, self.sizes.values()
         counts = np.bincount(images.labels[self.train_rows], minlength=self.num_classes)
-        least, most = int(counts.min()), int(counts.max())
-        each = str(least) if least == most else f"{least} to {most}"
+        each = " to ".join(map(str, sorted({counts.min(), counts.max()})))
         bad = f"; {len(images.bad)} unreadable, see bad_files.csv" if images.bad else ""
         yield (
-            f"labels {count(len(self.train_rows), 'image')} of {count(self.num_classes, 'class')} "
-            f"to learn from, {each} of each; {len(self.test_rows)} labeled images held out for "
-            f"scoring; {self.num_unlabeled} without a label{bad}"
+            f"labels {count(train, 'image')} of {count(self.num_classes, 'class')} to learn from, "
+            f"{each} of each; {test} labeled images held out for scoring; {unlabeled} without a "
+            f"label{bad}"
         )
         yield from lines(images.notes)
         single = [self.classes[number] for number in np.flatnonzero(counts == 1)]
@@ -124,11 +120,9 @@ def _numbered(split: Split) -> LabeledData:
     train = images.labels[split.train_rows]
     present = np.unique(train[train != UNLABELED])
     if len(present) < 2:
-        have = (
-            "no training image has a label"
-            if not len(present)
-            else (f"all labeled training images are {images.classes[present[0]]!r}")
-        )
+        have = "no training image has a label"
+        if len(present):
+            have = f"all labeled training images are {images.classes[present[0]]!r}"
         raise DataError(f"{have}; label images of two classes or more")
     learned = [images.classes[label] for label in present.tolist()]
     classes, labels = numbered(class_names(images), learned)

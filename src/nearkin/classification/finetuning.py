@@ -38,8 +38,7 @@ from nearkin.metrics.probe import (
 )
 from nearkin.pace import count
 from nearkin.run.auto import LAYER_DECAY, augment_for, precision_of
-from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logger
+from nearkin.run.opening import OpenRun
 from nearkin.training.fit import Lead, fit
 from nearkin.training.health import feature_health
 
@@ -48,6 +47,9 @@ STEPS: Final = (50, 200)  # Lengths to choose from, in steps, as whole epochs
 MAX_EPOCHS: Final = 100
 BATCH_SIZE: Final = 64
 WEIGHT_DECAY: Final = 0.05
+
+Rows = Int64[np.ndarray, " _"]
+Logits = Float32[np.ndarray, "_ classes"]
 
 
 class Candidate(NamedTuple):
@@ -60,91 +62,82 @@ class Candidate(NamedTuple):
         return f"lr-{self.lr:g}-epochs-{self.epochs}"
 
 
+Chosen = tuple[Candidate | None, Logits]
+
+
 @dataclass(frozen=True, eq=False)
 class FineTuner:
     """Fine-tunes copies of an encoder on some of the training images."""
 
+    run: OpenRun[ClassifyConfig]
     encoder: Encoder
     features: Float[Tensor, "images dim"]  # Of all images, by the encoder as it is
     data: LabeledData
-    config: ClassifyConfig
-    workers: int
-    folder: RunFolder
-    device: torch.device
-    log: Logger
 
     def train(self) -> Trained:
         """Choose among the candidates on held-out training images, then train on all of them."""
-        data, layers = self.data, self.config.train_layers
-        labels = data.train_labels
-        groups = data.images.groups[data.train_rows]
-        folds = folds_of(labels[data.train_rows], groups, self.config.seed, folds=1)
-        held_out = data.train_rows[folds != LEFT_OUT]
-        inside = data.train_rows[folds == LEFT_OUT]
-        candidates = self.candidates(len(data.train_rows))
+        config, rows, labels = self.run.config, self.data.train_rows, self.data.images.labels
+        layers, groups = config.train_layers, self.data.images.groups[rows]
+        folds = folds_of(labels[rows], groups, config.seed, folds=1)
+        inside, held_out = rows[folds == LEFT_OUT], rows[folds != LEFT_OUT]
+        candidates = self._candidates(len(rows))
         chosen: Candidate | None = candidates[0]  # the gentlest, where none can be held out
-        logits = np.zeros((0, data.num_classes), np.float32)
+        logits = np.zeros((0, self.data.num_classes), np.float32)
         if len(held_out):
             chosen, logits = self._choose(candidates, inside, held_out)
         validated = Validated(Choice(1.0, len(held_out)), held_out, logits, labels[held_out])
         if chosen is None:
-            self.log.info("none is better than the linear probe on held-out images; it is kept")
+            self.run.log.info(
+                "none is better than the linear probe on held-out images; it is kept"
+            )
             return Trained(
                 self.encoder,
-                None,
-                head_of(self._probe(data.train_rows)),
+                head_of(self._probe(rows)),
                 validated,
                 {"epochs": 0},
                 f"Fine-tuning ({layers}) was tried on training images and was not better than the "
                 f"linear probe on {len(held_out)} held-out ones of them, so that is kept.",
             )
-        self.log.info(f"fine-tuning {layers} on {len(data.train_rows)} images: {chosen}")
-        method = self._fitted("all", data.train_rows, chosen)
+        self.run.log.info(f"fine-tuning {layers} on {len(rows)} images: {chosen}")
+        method = self._fitted("all", rows, chosen)
         details = {**self.encoder.details, "fine_tuned": layers}
         how = "the default" if not len(held_out) else f"chosen on {len(held_out)} held-out ones"
-        if "auto" not in (self.config.lr, self.config.epochs):
+        if "auto" not in (config.lr, config.epochs):
             how = "as given"
         return Trained(
             Encoder(method.backbone.cpu(), self.encoder.preprocessing, details),
-            None,
             method.known.cpu(),
             validated,
-            {"lr": chosen.lr, "epochs": chosen.epochs},
-            f"Fine-tuning ({layers}) on {len(data.train_rows)} training images from the linear "
-            f"probe on, AdamW, learning rate {chosen.lr:g}, {count(chosen.epochs, 'epoch')}: "
-            f"{how}. Each layer learns at {self._layer_decay:g} times the rate of the one above.",
+            chosen._asdict(),
+            f"Fine-tuning ({layers}) on {len(rows)} training images from the linear probe on, "
+            f"AdamW, learning rate {chosen.lr:g}, {count(chosen.epochs, 'epoch')}: {how}. Each "
+            f"layer learns at {self._layer_decay:g} times the rate of the one above.",
         )
 
     @property
     def _layer_decay(self) -> float:
-        decay = self.config.layer_decay
+        decay = self.run.config.layer_decay
         return LAYER_DECAY if decay == "auto" else decay
 
-    def candidates(self, num_images: int) -> list[Candidate]:
+    def _candidates(self, num_images: int) -> list[Candidate]:
         """Return what to choose from: one candidate where rate and epochs are given."""
-        config, per_epoch = self.config, max(1, num_images // self.batch_size(num_images))
+        config, per_epoch = self.run.config, num_images // self._batch_size(num_images)
         rates = RATES if config.lr == "auto" else (config.lr,)
-        lengths = [min(MAX_EPOCHS, ceil(steps / per_epoch)) for steps in STEPS]
-        epochs = sorted(set(lengths)) if config.epochs == "auto" else [config.epochs]
+        lengths = {min(MAX_EPOCHS, ceil(steps / per_epoch)) for steps in STEPS}
+        epochs = sorted(lengths) if config.epochs == "auto" else [config.epochs]
         return [Candidate(lr, length) for length in epochs for lr in rates]
 
-    def batch_size(self, num_images: int) -> int:
-        """Return the images of a step, of so many to learn from."""
-        size = self.config.batch_size
+    def _batch_size(self, num_images: int) -> int:
+        size = self.run.config.batch_size
         return min(num_images, BATCH_SIZE if size == "auto" else size)
 
-    def _choose(
-        self,
-        candidates: Sequence[Candidate],
-        inside: Int64[np.ndarray, " inside"],
-        held_out: Int64[np.ndarray, " held_out"],
-    ) -> tuple[Candidate | None, Float32[np.ndarray, "held_out classes"]]:
+    def _choose(self, candidates: Sequence[Candidate], inside: Rows, held_out: Rows) -> Chosen:
         """Return the candidate that is best on held-out images, and its logits of them.
 
         None is the linear probe, which only what was given in full is not compared with.
         """
-        tried: dict[Candidate | None, Float32[np.ndarray, "held_out classes"]] = {}
-        if "auto" in (self.config.lr, self.config.epochs):
+        tried = dict[Candidate | None, Logits]()
+        if "auto" in (self.run.config.lr, self.run.config.epochs):
             weight, bias = self._probe(inside).layer()
             by_probe = self.features[torch.from_numpy(held_out)] @ weight.T + bias
             tried[None] = by_probe.float().numpy()
@@ -155,42 +148,35 @@ class FineTuner:
         for each, logits in tried.items():
             right, loss = int((logits.argmax(axis=1) == truth).sum()), log_loss(logits, truth)
             name = "linear probe" if each is None else f"fine-tuning, {each}"
-            self.log.info(
-                f"{name}: {right} of {len(truth)} held-out images right, loss {loss:.3f}"
-            )
+            said = f"{right} of {len(truth)} held-out images right, loss {loss:.3f}"
+            self.run.log.info(f"{name}: {said}")
             ranks[each] = -right, loss
         best = min(ranks, key=ranks.__getitem__)  # the first of equal ones
         return best, tried[best]
 
-    def _probe(self, rows: Int64[np.ndarray, " rows"]) -> LinearProbe:
-        return train_probe(
-            self.features[torch.from_numpy(rows)],
-            self.data.images.labels[rows],
-            seed=self.config.seed,
-            groups=self.data.images.groups[rows],
-        )
+    def _probe(self, rows: Rows) -> LinearProbe:
+        images, features = self.data.images, self.features[torch.from_numpy(rows)]
+        seed, groups = self.run.config.seed, images.groups[rows]
+        return train_probe(features, images.labels[rows], seed=seed, groups=groups)
 
-    def _logits(
-        self, method: Supervised, rows: Int64[np.ndarray, " rows"]
-    ) -> Float32[np.ndarray, "rows classes"]:
+    def _logits(self, method: Supervised, rows: Rows) -> Logits:
         encoder = Encoder(method.backbone, self.encoder.preprocessing, {})
-        images = self.data.images.subset(rows)
-        embedded = encode_images(inference(encoder, self.device), images, workers=self.workers)
+        by, images = inference(encoder, self.run.device), self.data.images.subset(rows)
+        embedded = encode_images(by, images, workers=int(self.run.config.workers))
         with torch.inference_mode():
             logits: Tensor = method.known.cpu()(embedded.tensor)
         return logits.float().numpy()
 
-    def _fitted(
-        self, name: str, rows: Int64[np.ndarray, " rows"], candidate: Candidate
-    ) -> Supervised:
+    def _fitted(self, name: str, rows: Rows, candidate: Candidate) -> Supervised:
         """Train on these images from the newest checkpoint of a stage, to the last step."""
-        images = self.data.images.subset(rows)
-        backbone = trainable_copy(self.encoder.backbone, self.config.train_layers)
+        given, device, size = self.run.config, self.run.device, self.encoder.image_size
+        images, workers = self.data.images.subset(rows), int(given.workers)
+        batch = self._batch_size(len(rows))
+        backbone = trainable_copy(self.encoder.backbone, given.train_layers)
         method = Supervised(backbone, num_known_classes=self.data.num_classes)
         method.known.load_state_dict(head_of(self._probe(rows)).state_dict())
-        method = method.to(self.device).to(memory_format=torch.channels_last)
-        batch, size = self.batch_size(len(rows)), self.encoder.image_size
-        augment = self.config.augment
+        method = method.to(device).to(memory_format=torch.channels_last)
+        augment = given.augment
         if augment == "auto":
             augment = stored_views(augment_for(Supervised.defaults, self.data.images, size))
         config = TrainConfig(
@@ -203,24 +189,24 @@ class FineTuner:
             lr=candidate.lr,
             layer_decay=self._layer_decay,
             weight_decay=WEIGHT_DECAY,
-            seed=self.config.seed,
+            seed=given.seed,
             evaluate_every=candidate.epochs,
-            precision=precision_of(self.device),
-            workers=self.workers,
-            cache=self.config.cache,
-            save_every=self.config.save_every,
+            precision=precision_of(device),
+            workers=workers,
+            cache=given.cache,
+            save_every=given.save_every,
         )
         feed = Batches.of(
             self.encoder.preprocessing.applied(images),
             views_of(config.augment, Supervised.views),
             image_size=size,
-            sampler=RandomBatchSampler(len(images), batch, config.seed),
-            device=self.device,
-            workers=self.workers,
-            cache=config.cache,
+            sampler=RandomBatchSampler(len(images), batch, given.seed),
+            device=device,
+            workers=workers,
+            cache=given.cache,
             labels=images.labels,
         )
-        stage = self.folder.stage(name)
+        stage = self.run.folder.stage(name)
         stage.path.mkdir(parents=True, exist_ok=True)
-        fit(config, method, [feed], Lead(stage, self.log, feature_health(feed)))
+        fit(config, method, [feed], Lead(stage, self.run.log, feature_health(feed)))
         return method

@@ -9,35 +9,34 @@ from torch import Tensor
 
 from nearkin.classification.data import LabeledData
 from nearkin.classification.probes import Trained
-from nearkin.classifier.calibration import EPSILON, calibration_error
+from nearkin.classifier.calibration import EPSILON, Calibration, calibrated, calibration_error
 from nearkin.classifier.classifier import Classifier, Predictions
-from nearkin.classifier.reference import outlier_auroc
+from nearkin.config import ClassifyConfig
 from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.metrics import predict
 from nearkin.metrics.intervals import balanced_interval, positive_interval
 from nearkin.metrics.metric import Metric, Protocol, share, with_interval
 from nearkin.metrics.probe import train_probe
-from nearkin.pace import ProgressCallback
+from nearkin.run.opening import OpenRun
 
 MAJORITY: Final = "majority class"
 NEIGHBORS: Final = "kNN, frozen features"
 LINEAR: Final = "linear probe, frozen features"
+
+Features = Float[Tensor, "_ dim"]
 
 
 def measure(
     classifier: Classifier, predictions: Predictions, trained: Trained, data: LabeledData
 ) -> list[Metric]:
     """Measure a classifier on the labeled images that were held out, and while it was chosen."""
-    metrics = []
-    truth = data.images.labels[data.test_rows]
-    if len(truth):
-        probability, groups = (
-            predictions.probability[data.test_rows],
-            data.images.groups[data.test_rows],
-        )
-        metrics += scores(probability.argmax(axis=1), truth, groups)
-        metrics += probability_scores(classifier, probability, truth, groups)
-        metrics += _outlier_scores(predictions, data)
+    metrics, rows = list[Metric](), data.test_rows
+    if len(rows):
+        truth, groups = data.images.labels[rows], data.images.groups[rows]
+        metrics += scores(predictions.cluster[rows], truth, groups)
+        probability, calibration = predictions.probability[rows], classifier.calibration
+        metrics += _probability_scores(calibration, probability, truth, groups)
+        metrics += _outlier_scores(predictions.distance[rows], truth >= data.num_classes)
     validated = trained.validated
     if len(validated.rows):
         protocol = {
@@ -73,30 +72,24 @@ def scores(
     ]
 
 
-def calibrated(
-    classifier: Classifier, probability: Float[np.ndarray, "n classes"]
-) -> Float[np.ndarray, "n classes"]:
-    """Return probabilities as the classifier's calibration corrects them, if it has one."""
-    calibration = classifier.calibration
-    return probability if calibration is None else calibration.apply(probability)
-
-
-def probability_scores(
-    classifier: Classifier,
+def _probability_scores(
+    calibration: Calibration | None,
     probability: Float[np.ndarray, "n classes"],
     truth: Int64[np.ndarray, " n"],
     groups: Int64[np.ndarray, " n"],
 ) -> list[Metric]:
     """Return log-loss and calibration error, with and without the temperature."""
-    shares = np.bincount(truth) / len(truth)
+    shares, num = np.bincount(truth) / len(truth), probability.shape[1]
     chance = float(-np.log(shares[truth]).mean())
-    versions = {"calibrated": calibrated(classifier, probability)}
-    if classifier.calibration is not None:
+    versions = {"calibrated": calibrated(probability, calibration)}
+    if calibration is not None:
         versions["uncalibrated"] = probability
     metrics = []
-    for name, each in versions.items():
-        score, correct = each.max(axis=1), each.argmax(axis=1) == truth
-        loss = -np.log(of_truth(each, truth).clip(min=EPSILON))
+    for name, p in versions.items():
+        score, correct = p.max(axis=1), p.argmax(axis=1) == truth
+        own = p[np.arange(len(truth)), truth.clip(max=num - 1)]
+        # A class that was not learned has no probability.
+        loss = -np.log(np.where(truth < num, own, 0.0).clip(min=EPSILON))
         metrics.append(
             with_interval(
                 f"log-loss, {name}",
@@ -109,90 +102,58 @@ def probability_scores(
                 chosen={"that of the shares of the classes alone": round(chance, 3)},
             )
         )
-        perfect = float(np.mean([calibration_error(score, drawn) for drawn in _drawn(score)]))
-        metrics.append(
-            Metric(
-                f"calibration error, {name}",
-                calibration_error(score, correct),
-                None,
-                None,
-                len(score),
-                None,
-                {"method": "expected calibration error, ten equal bins", "of": "test images"},
-                {"that of a perfectly calibrated classifier with these scores": round(perfect, 3)},
-            )
-        )
+        # Of images that are right where each score is exactly the chance of that
+        drawn = np.random.default_rng(0)
+        right = (drawn.random(len(score)) < score for _ in range(100))
+        perfect = float(np.mean([calibration_error(score, each) for each in right]))
+        protocol = {"method": "expected calibration error, ten equal bins", "of": "test images"}
+        found = {"that of a perfectly calibrated classifier with these scores": round(perfect, 3)}
+        error = calibration_error(score, correct)
+        name = f"calibration error, {name}"
+        metrics.append(Metric(name, error, None, None, len(score), None, protocol, found))
     return metrics
 
 
-def _outlier_scores(predictions: Predictions, data: LabeledData) -> list[Metric]:
+def _outlier_scores(
+    distance: Float[np.ndarray, " n"], unseen: Bool[np.ndarray, " n"]
+) -> list[Metric]:
     """Return how well test images of classes that were not learned are told from the others."""
-    distance, truth = predictions.distance, data.images.labels[data.test_rows]
-    unseen = truth >= data.num_classes
+    from sklearn.metrics import roc_auc_score
+
     if unseen.all() or not unseen.any():
         return []
-    value = outlier_auroc(distance[data.test_rows], unseen)
+    value = float(roc_auc_score(unseen, distance))
     protocol: Protocol = {
         "method": "AUROC of the distance to the images learned from",
         "outliers": int(unseen.sum()),
         "of": "test images",
     }
-    return [Metric("outliers, AUROC", value, None, None, len(truth), None, protocol)]
-
-
-def of_truth(
-    probability: Float[np.ndarray, "n classes"], truth: Int64[np.ndarray, " n"]
-) -> Float[np.ndarray, " n"]:
-    """Return the probability of the true classes; 0 of one that was not learned."""
-    padded = np.pad(probability, ((0, 0), (0, 1)))
-    column = np.minimum(truth, probability.shape[1])
-    return np.asarray(padded[np.arange(len(truth)), column])
-
-
-def _drawn(score: Float[np.ndarray, " n"]) -> list[Bool[np.ndarray, " n"]]:
-    """Draw which images are right where each score is exactly the chance of that."""
-    generator = np.random.default_rng(0)
-    return [generator.random(len(score)) < score for _ in range(100)]
+    return [Metric("outliers, AUROC", value, None, None, len(unseen), None, protocol)]
 
 
 def baselines(
-    data: LabeledData,
-    features: Float[Tensor, "images dim"],
-    *,
-    linear: bool,
-    seed: int,
-    workers: int,
-    on_progress: ProgressCallback,
+    run: OpenRun[ClassifyConfig], data: LabeledData, features: Features
 ) -> dict[str, list[Metric]]:
     """Measure what a classifier stands beside, on the same images with the same labels.
 
     `features` are those of all images by the encoder as it was given; a linear probe on them is a
     baseline if it is not the classifier itself.
     """
-    train, test, labels = data.train_rows, data.test_rows, data.images.labels
+    images, train, test = data.images, data.train_rows, data.test_rows
+    labels, groups = images.labels, images.groups
     if not len(test):
         return {}
 
-    def probe(x: Float[Tensor, "images dim"]) -> Int64[np.ndarray, " test"]:
-        fitted = train_probe(x, data.train_labels, seed=seed, groups=data.images.groups)
-        return fitted.predict(x[torch.from_numpy(test)])
+    def probe(bank: Features, queries: Features) -> Int64[np.ndarray, " test"]:
+        fitted = train_probe(bank, labels[train], seed=run.config.seed, groups=groups[train])
+        return fitted.predict(queries)
 
     bank, queries = (features[torch.from_numpy(rows)] for rows in (train, test))
-    predicted = {LINEAR: probe(features)} if linear else {}
+    predicted = {} if run.config.train_layers == "linear" else {LINEAR: probe(bank, queries)}
     predicted[NEIGHBORS] = predict(bank, labels[train], queries)
-    if len(data.images) <= PIXEL_BANK:
-        predicted[TITLES["pixels"]] = probe(_pixels(data, workers, on_progress))
+    if len(images) <= PIXEL_BANK:
+        parts = [images.subset(rows) for rows in (train, test)]
+        pixels = pixel_features(parts, int(run.config.workers), run.log.progress)
+        predicted[TITLES["pixels"]] = probe(*pixels)
     predicted[MAJORITY] = np.full(len(test), np.bincount(labels[train]).argmax())
-    truth, groups = labels[test], data.images.groups[test]
-    return {name: scores(each, truth, groups) for name, each in predicted.items()}
-
-
-def _pixels(
-    data: LabeledData, workers: int, on_progress: ProgressCallback
-) -> Float[Tensor, "images dim"]:
-    """Return raw pixels of all images, less the mean of the training images."""
-    train = data.train_rows
-    rest = np.setdiff1d(np.arange(len(data.images)), train)
-    parts = [data.images.subset(rows) for rows in (train, rest) if len(rows)]
-    pixels = torch.cat(pixel_features(parts, workers, on_progress))
-    return pixels[np.argsort(np.concatenate([train, rest]))]
+    return {name: scores(each, labels[test], groups[test]) for name, each in predicted.items()}

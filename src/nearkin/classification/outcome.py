@@ -1,30 +1,53 @@
-"""What a classification learned: the classifier, its predictions, and labels to check."""
+"""What a classification learned, beside its baselines, and its files: tables, page and summary."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from nearkin.classification.data import LabeledData
-from nearkin.classification.metrics import calibrated
 from nearkin.classification.probes import Trained
 from nearkin.classifier.assignments import Assignments
-from nearkin.classifier.calibration import BINS, fit_calibration
-from nearkin.classifier.classifier import Classifier, Predictions
-from nearkin.classifier.features import UNTOUCHED, CachedFeatures
-from nearkin.classifier.reference import reference_of
-from nearkin.classifier.report import flag_counts
+from nearkin.classifier.calibration import BINS, calibrated
+from nearkin.classifier.classifier import Classifier
+from nearkin.classifier.report import (
+    class_views,
+    flag_counts,
+    score_meaning,
+    tiles,
+    write_results,
+)
 from nearkin.config import ClassifyConfig
 from nearkin.data.notes import plain
+from nearkin.evaluation.embeddings import embeddings_of
+from nearkin.evaluation.evaluate import metric_rows
 from nearkin.metrics.metric import Difference, Metric, difference, share
-from nearkin.run.folder import RunFolder
+from nearkin.objectives import unit
+from nearkin.pace import count
+from nearkin.report.encoder_report import run_sections, typed
+from nearkin.report.page.blocks import (
+    Cards,
+    Chart,
+    Confusion,
+    Findings,
+    Page,
+    Paragraphs,
+    Table,
+    Tile,
+    Tiles,
+)
+from nearkin.run.data import computed_with, versions
+from nearkin.run.opening import OpenRun
+from nearkin.text import aligned
+from nearkin.types import UNLABELED
 
 OURS: Final = "classifier"  # The result among the baselines
+SHOWN: Final = 48  # Images to look at, at the most
 SURE: Final = 0.5  # Probability of another class from which a label is to be checked
 
 
@@ -53,14 +76,12 @@ class Doubt(NamedTuple):
 class Outcome:
     """Everything that is known after training."""
 
-    folder: RunFolder
-    config: ClassifyConfig
+    run: OpenRun[ClassifyConfig]
     data: str
     dataset: LabeledData
     trained: Trained
     classifier: Classifier
     features: Float[Tensor, "images dim"]  # Of all images, by the encoder in the run folder
-    predictions: Predictions  # Of all images; only those learned from have a label here
     assignments: Assignments  # Of all images that were not learned from
     metrics: Mapping[str, list[Metric]]  # Of the classifier, `OURS`, and of each baseline
 
@@ -68,68 +89,42 @@ class Outcome:
     def figures(self) -> list[ClassFigures]:
         """What is known of each class, those that only test images have included."""
         images, train, test = self.dataset.images, self.dataset.train_rows, self.dataset.test_rows
-        truth, predicted = images.labels[test], self.predictions.cluster[test]
+        truth, predicted = images.labels[test], self.assignments.predictions.cluster[test]
         right, groups = truth == predicted, images.groups[test]
 
         def of(name: str, rows: Bool[np.ndarray, " test"]) -> Metric | None:
             protocol = {"method": name, "of": "test images"}
             return share(name, right[rows], protocol, groups=groups[rows]) if rows.any() else None
 
-        return [
-            ClassFigures(
-                name,
-                int((images.labels[train] == number).sum()),
-                int((truth == number).sum()),
-                int((right & (truth == number)).sum()),
-                int((predicted == number).sum()),
-                of("recall", truth == number),
-                of("precision", predicted == number),
-            )
-            for number, name in enumerate(images.classes)
-        ]
+        figures = list[ClassFigures]()
+        for number, name in enumerate(images.classes):
+            own, found = truth == number, predicted == number
+            masks = (images.labels[train] == number, own, own & found, found)
+            learned, scored, correct, all_found = (int(each.sum()) for each in masks)
+            shares = of("recall", own), of("precision", found)
+            figures.append(ClassFigures(name, learned, scored, correct, all_found, *shares))
+        return figures
 
     @cached_property
     def doubts(self) -> list[Doubt]:
         """Training labels that fits without the image contradict, the surest first."""
         validated = self.trained.validated
-        if not len(validated.rows):
-            return []
-        probability = calibrated(self.classifier, softmax(validated.logits))
+        probability = calibrated(self.trained.probability, self.classifier.calibration)
         predicted, score = probability.argmax(axis=1), probability.max(axis=1)
         wrong = np.flatnonzero((predicted != validated.target) & (score >= SURE))
-        images, classes = self.dataset.images, self.dataset.classes
+        wrong = wrong[np.argsort(-score[wrong], kind="stable")]
+        columns = (x[wrong] for x in (validated.rows, validated.target, predicted, score))
+        names, classes = self.dataset.images.names, self.dataset.classes
         return [
-            Doubt(
-                images.names[validated.rows[row]],
-                classes[validated.target[row]],
-                classes[predicted[row]],
-                float(score[row]),
-            )
-            for row in wrong[np.argsort(-score[wrong], kind="stable")]
+            Doubt(names[row], classes[label], classes[other], float(sure))
+            for row, label, other, sure in zip(*columns, strict=True)
         ]
 
     @cached_property
     def differences(self) -> dict[str, Difference]:
         """How the classifier differs from each baseline, on the same test images."""
-        accuracy = {
-            name: next((each for each in column if each.name == "accuracy"), None)
-            for name, column in self.metrics.items()
-        }
-        own = accuracy.pop(OURS, None)
-        return {name: difference(own, other) for name, other in accuracy.items() if own and other}
-
-    def reliability(self) -> list[tuple[float, float, int]]:
-        """Return mean score, accuracy and number of test images, in up to ten equal bins."""
-        rows = self.dataset.test_rows
-        truth = self.dataset.images.labels[rows]
-        probability = calibrated(self.classifier, self.predictions.probability[rows])
-        score, correct = probability.max(axis=1), probability.argmax(axis=1) == truth
-        order = np.array_split(score.argsort(kind="stable"), min(BINS, max(1, len(score) // 5)))
-        return [
-            (float(score[part].mean()), float(correct[part].mean()), len(part))
-            for part in order
-            if len(part)
-        ]
+        others = {name: column[0] for name, column in self.metrics.items() if name != OURS}
+        return {name: difference(self.metrics[OURS][0], each) for name, each in others.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers as plain values."""
@@ -137,16 +132,12 @@ class Outcome:
         return {
             "command": "classify",
             "data": self.data,
-            "encoder": self.config.encoder,
-            "train_layers": self.config.train_layers,
+            "encoder": self.run.config.encoder,
+            "train_layers": self.run.config.train_layers,
             "chosen": dict(self.trained.chosen),
             "protocol": self.trained.protocol,
             "classes": [dict(zip(each._fields[:5], each, strict=False)) for each in self.figures],
-            "sizes": {
-                "train": len(self.dataset.train_rows),
-                "test": len(self.dataset.test_rows),
-                "unlabeled": self.dataset.num_unlabeled,
-            },
+            "sizes": self.dataset.sizes,
             "metrics": {
                 table: {metric.name: metric.to_dict() for metric in column}
                 for table, column in self.metrics.items()
@@ -159,43 +150,219 @@ class Outcome:
         }
 
 
-def softmax(logits: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n classes"]:
-    """Return probabilities of logits."""
-    from scipy.special import softmax as scipy_softmax
+def lines(summary: Mapping[str, Any]) -> list[str]:
+    """Summarize a classification in lines: metrics beside baselines, and what to look at."""
+    sizes = summary["sizes"]
+    columns = {
+        table: [Metric(**entry) for entry in column.values()]
+        for table, column in summary["metrics"].items()
+    }
+    notes = [f"{flag}: {count(n, 'image')}" for flag, n in summary["flags"].items()]
+    doubts = len(summary["labels_to_check"])
+    learned = sum(each["train"] > 0 for each in summary["classes"])  # others are in the test part
+    return [
+        f"learned {count(learned, 'class')} from {count(sizes['train'], 'image')}, "
+        f"{summary['train_layers']}: {summary['protocol']}",
+        *aligned(metric_rows(columns)),
+        *notes,
+        *([f"labels to check: {doubts}, see the page"] if doubts else []),
+    ]
 
-    return np.asarray(scipy_softmax(logits, axis=1))
+
+def write_outcome(outcome: Outcome) -> None:
+    """Write all files of a classification, the summary last: it marks the run complete."""
+    images = outcome.dataset.images
+    summary = outcome.summary() | computed_with(outcome.run.config.seed)
+    # Not what an attentive probe pools: images are searched for by the encoder that is written.
+    embedded = embeddings_of(images, unit(outcome.features).numpy())
+    write_results(
+        outcome.run.folder,
+        outcome.run.config,
+        images,
+        outcome.assignments,
+        replace(embedded, splits=outcome.dataset.parts.splits),
+        build_page(outcome),
+        summary,
+        data=outcome.data,
+        encoder=outcome.classifier.digest,
+        log=outcome.run.log,
+    )
+    outcome.run.log.debug("\n".join(lines(summary)))
 
 
-def build_classifier(
-    trained: Trained, data: LabeledData, features: Float[Tensor, "images dim"]
-) -> Classifier:
-    """Return the classifier, calibrated on training images while they were held out.
-
-    `features` are those that it takes, of all images.
-    """
-    validated, calibration = trained.validated, None
-    if len(validated.rows):
-        groups = data.images.groups[validated.rows]
-        calibration = fit_calibration(softmax(validated.logits), validated.target, groups)
-    rows = data.train_rows
-    learned, labels = features[torch.from_numpy(rows)], data.train_labels[rows]
-    return Classifier(
-        layer=nn.Identity(),
-        heads=trained.head.eval().requires_grad_(False),
-        classes=data.classes,
-        num_known=data.num_classes,
-        calibration=calibration,
-        drawn=UNTOUCHED,
-        reference=reference_of(learned, labels, np.ones(len(rows), bool), data.num_classes),
-        kind="classification",
-        pooling=trained.pooling,
-        digest=trained.encoder.digest,
+def build_page(outcome: Outcome) -> Page:
+    """Return the content of the page."""
+    images, views = outcome.dataset.images, tuple(class_views(outcome.assignments).values())
+    name = Path(outcome.data).name
+    calibration = outcome.classifier.calibration
+    held_out = "training images, while they were held out,"
+    none = "no training image could be held out to measure how often it is right"
+    meaning = score_meaning(calibration, held_out if calibration else none)
+    return Page(
+        kicker="nearkin classify",
+        title=f"{count(outcome.dataset.num_classes, 'class')} in {name}",
+        lead=_lead(outcome),
+        sections=(
+            ("Summary", (Findings(tuple(_findings(outcome))),)),
+            ("Evaluation", tuple(_results(outcome))),
+            ("Confusion", _confusion(outcome)),
+            ("Images to look at", (_unsure(outcome), _doubts(outcome))),
+            ("Confidence", (Paragraphs((meaning,)), *_reliability(outcome))),
+            ("Classes", (Cards("class", views, sum(view.size for view in views)),)),
+            *run_sections(
+                outcome.run.folder,
+                outcome.data,
+                outcome.run.config,
+                _protocol(outcome),
+                _next_steps(outcome),
+                versions(),
+            ),
+        ),
+        tiny=images.is_small,
     )
 
 
-def predictions_of(
-    classifier: Classifier, features: Float[Tensor, "images dim"], data: LabeledData
-) -> Predictions:
-    """Classify all images; only those that were learned from have a label in the result."""
-    cached = CachedFeatures(features, features.new_zeros((0, *features.shape)))
-    return classifier.predict(cached, tuple(data.images.names), data.train_labels)
+def _lead(outcome: Outcome) -> str:
+    dataset, layers = outcome.dataset, outcome.run.config.train_layers
+    trained = {
+        "linear": "a linear probe on the frozen encoder",
+        "attentive": "an attentive probe on the tokens of the frozen encoder",
+        "all": "all of the encoder",
+        "last:1": "the last block of the encoder",
+    }.get(layers, f"the last {layers.removeprefix('last:')} blocks of the encoder")
+    backbone = outcome.trained.encoder.details["backbone"]
+    return (
+        f"{count(len(dataset.train_rows), 'labeled image')} of "
+        f"{count(dataset.num_classes, 'class')} trained {trained} ({backbone}). "
+        f"{count(dataset.sizes['test'], 'other labeled image')} held out; "
+        f"{count(dataset.sizes['unlabeled'], 'image')} had no label. All images that were not "
+        "learned from are classified."
+    )
+
+
+def _findings(outcome: Outcome) -> Iterator[str]:
+    if len(outcome.dataset.test_rows):
+        yield f"Accuracy on test images: {outcome.metrics[OURS][0]}."
+    else:
+        yield "No labeled image is held out, so nothing here is measured on images not used."
+    reached = [
+        f"{name} ({each.second:.3f}, difference {each})"
+        for name, each in outcome.differences.items()
+        if each.clear <= 0
+    ]
+    if reached:
+        yield f"That is not significantly higher than: {'; '.join(reached)}."
+    single = [each.name for each in outcome.figures if each.train == 1]
+    if single:
+        yield (
+            f"{count(len(single), 'class')} with a single training image: nothing tells how well "
+            "it is learned. Label another one each."
+        )
+    outliers = outcome.assignments.flag.count("outlier")
+    if outliers:
+        yield (
+            f"{count(outliers, 'image')} flagged as outliers: farther from the training images "
+            "than 95 % of those of classes that were held out, or than 99 % of these from one "
+            "another. They may be of a class that has no label yet."
+        )
+    if outcome.doubts:
+        yield f"{count(len(outcome.doubts), 'training label')} to check; see below."
+
+
+def _results(outcome: Outcome) -> Iterator[Table]:
+    if outcome.metrics:
+        heading, *rows = metric_rows(outcome.metrics)
+        yield Table(
+            "Metrics beside their baselines",
+            ("", *heading[1:]),
+            tuple(map(tuple, rows)),
+            "On test images, with 95 % confidence intervals. The baselines have the same labels. "
+            "Calibration error: how far scores are from the share of right ones, 0 is best.",
+        )
+    yield Table(
+        "Each class",
+        ("", "training images", "test images", "recall", "precision"),
+        tuple(
+            (name, f"{train:,}", f"{test:,}", str(recall or "-"), str(precision or "-"))
+            for name, train, test, *_, recall, precision in outcome.figures
+        ),
+        "Recall: share of its test images that are right. Precision: share of the test images "
+        "predicted as this class that are of it. With 95 % confidence intervals.",
+    )
+
+
+def _confusion(outcome: Outcome) -> tuple[Confusion, ...]:
+    images, rows = outcome.dataset.images, outcome.dataset.test_rows
+    if not len(rows):
+        return ()
+    found = outcome.assignments.predictions.cluster[rows]
+    learned = outcome.dataset.classes  # which come first among all
+    pairs = np.stack([images.labels[rows], found], axis=1)
+    return (Confusion.of(images.classes, learned, len(learned), pairs),)
+
+
+def _unsure(outcome: Outcome) -> Tiles:
+    """Return the images without a label whose class is least certain; else, of test images."""
+    assignments = outcome.assignments
+    is_labeled = outcome.dataset.images.labels[assignments.rows] != UNLABELED
+    order = np.argsort(assignments.margin, kind="stable")
+    least = order[~is_labeled[order] | is_labeled.all()][:SHOWN]
+    return Tiles(
+        "Least certain images",
+        "Not learned from. Their labels would help most; below each, the predicted class.",
+        tiles(assignments, least, with_class=True),
+    )
+
+
+def _doubts(outcome: Outcome) -> Tiles:
+    return Tiles(
+        "Labels to check",
+        "Training images that fits without them put into another class: a wrong label, or a "
+        "hard image. Below each: its label, and the class that is predicted.",
+        tuple(
+            Tile(doubt.path, "", doubt.score, f"{doubt.label} → {doubt.predicted}")
+            for doubt in outcome.doubts[:SHOWN]
+        ),
+    )
+
+
+def _reliability(outcome: Outcome) -> Iterator[Chart]:
+    rows, predictions = outcome.dataset.test_rows, outcome.assignments.predictions
+    bins = min(BINS, len(rows) // 5)
+    if bins > 1:
+        probability = calibrated(predictions.probability[rows], outcome.classifier.calibration)
+        right = probability.argmax(axis=1) == outcome.dataset.images.labels[rows]
+        score = probability.max(axis=1)
+        order = np.array_split(score.argsort(kind="stable"), bins)
+        mean, accuracy = ([float(x[part].mean()) for part in order] for x in (score, right))
+        ends = sorted({mean[0], mean[-1]})
+        yield Chart(
+            "Are scores as high as they should be?",
+            "mean score",
+            "accuracy",
+            {
+                "test images": [(round(x, 4), y) for x, y in zip(mean, accuracy, strict=True)],
+                "perfectly calibrated": [(round(end, 4), end) for end in ends],
+            },
+            f"Test images in {bins} bins of equal size, by score. Below the line, scores are too "
+            "high.",
+        )
+
+
+def _protocol(outcome: Outcome) -> Iterator[str]:
+    yield outcome.trained.protocol
+    yield "Nothing was chosen by the labels of test images."
+    for table, column in outcome.metrics.items():
+        for metric in column:
+            if table == OURS or metric.name == "accuracy":
+                yield f"{table}, {metric.name}: {metric.sentence}."
+
+
+def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    run, data = outcome.run.folder.path, outcome.data
+    yield "Classify new images.", typed("predict", run, "NEW_IMAGES", "-o", "new.csv")
+    yield "Browse images at full size, and search by image.", typed("explore", run)
+    yield (
+        "Look for classes that have no label yet, beside these.",
+        typed("discover", data, "--labeled", "LABELED", "--encoder", run),
+    )

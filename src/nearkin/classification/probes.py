@@ -2,20 +2,32 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Any, Final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from nearkin.classification.data import LabeledData
-from nearkin.classifier.reference import evenly
+from nearkin.classifier.calibration import fit_calibration
+from nearkin.classifier.classifier import Classifier
+from nearkin.classifier.features import UNTOUCHED
+from nearkin.classifier.reference import evenly, reference_of
+from nearkin.config import ClassifyConfig
 from nearkin.encoders.encoder import Encoder
 from nearkin.evaluation.attentive import tokens_of
 from nearkin.metrics.attentive import train_attentive_probe
-from nearkin.metrics.probe import LinearProbe, Validated, held_out_logits, train_probe
+from nearkin.metrics.probe import (
+    Choice,
+    LinearProbe,
+    Validated,
+    held_out_logits,
+    train_probe,
+)
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
-from nearkin.pace import ProgressCallback
+from nearkin.run.opening import OpenRun
 
 MAX_NUMBERS: Final = 2**28  # In the tokens that an attentive probe is trained on: 1 GiB
 
@@ -25,11 +37,43 @@ class Trained:
     """What a training leaves: a network, a layer from its features to classes, and the choice."""
 
     encoder: Encoder  # Frozen, or fine-tuned
-    pooling: AttentivePooling | None  # Of the encoder's tokens, if these are what is classified
     head: nn.Linear
     validated: Validated  # Predictions of training images while held out; rows among all images
     chosen: Mapping[str, float]  # The values that were chosen, by name
     protocol: str  # What was chosen on what, in a sentence
+    pooling: AttentivePooling | None = None
+    """Of the encoder's tokens, if these are what is classified."""
+
+    @cached_property
+    def probability(self) -> Float[np.ndarray, "held_out classes"]:
+        """Of each class, of training images while held out."""
+        from scipy.special import softmax
+
+        return np.asarray(softmax(self.validated.logits, axis=1))
+
+    def classifier(self, data: LabeledData, features: Float[Tensor, "images dim"]) -> Classifier:
+        """Return the classifier, calibrated on training images while they were held out.
+
+        `features` are those that it takes, of all images.
+        """
+        validated, calibration = self.validated, None
+        if len(validated.rows):
+            groups = data.images.groups[validated.rows]
+            calibration = fit_calibration(self.probability, validated.target, groups)
+        rows = data.train_rows
+        learned, labels = features[torch.from_numpy(rows)], data.train_labels[rows]
+        return Classifier(
+            layer=nn.Identity(),
+            heads=self.head.eval().requires_grad_(False),
+            classes=data.classes,
+            num_known=data.num_classes,
+            calibration=calibration,
+            drawn=UNTOUCHED,
+            reference=reference_of(learned, labels, np.ones(len(rows), bool), data.num_classes),
+            kind="classification",
+            pooling=self.pooling,
+            digest=self.encoder.digest,
+        )
 
 
 def linear_layer(
@@ -37,9 +81,7 @@ def linear_layer(
 ) -> nn.Linear:
     """Return a layer with these weights and biases, copied."""
     layer = nn.Linear(weight.shape[1], weight.shape[0])
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.copy_(bias)
+    layer.load_state_dict({"weight": weight, "bias": bias})
     return layer
 
 
@@ -48,16 +90,16 @@ def head_of(probe: LinearProbe) -> nn.Linear:
     return linear_layer(*probe.layer())
 
 
-def choice(validated: Validated, name: str, value: float) -> str:
-    """Say what was chosen on which images."""
-    if not validated.choice.images:
+def _chosen(choice: Choice) -> str:
+    """Say which regularization was chosen on which images."""
+    if not choice.images:
         return (
-            f"{name} is {value:g}, the default: with one training image of each class none can "
-            "be held out to choose it on."
+            f"C is {choice.strength:g}, the default: with one training image of each class none "
+            "can be held out to choose it on."
         )
     return (
-        f"{name} {value:g} was chosen on {validated.choice.images} training images, "
-        "each predicted by a fit without it."
+        f"C {choice.strength:g} was chosen on {choice.images} training images, each predicted by "
+        "a fit without it."
     )
 
 
@@ -65,29 +107,20 @@ def train_linear(
     encoder: Encoder, features: Float[Tensor, "images dim"], data: LabeledData, seed: int
 ) -> Trained:
     """Train a linear probe on the features of the training images."""
-    groups = data.images.groups
+    of: Any = {"seed": seed, "groups": data.images.groups}
     labels = data.train_labels
-    probe = train_probe(features, labels, seed=seed, groups=groups)
-    validated = held_out_logits(features, labels, probe.choice, seed=seed, groups=groups)
+    probe = train_probe(features, labels, **of)
     return Trained(
         encoder,
-        None,
         head_of(probe),
-        validated,
+        held_out_logits(features, labels, probe.choice, **of),
         {"C": probe.choice.strength},
         f"Logistic regression on standardized features of the frozen encoder. "
-        f"{choice(validated, 'C', probe.choice.strength)}",
+        f"{_chosen(probe.choice)}",
     )
 
 
-def train_attentive(
-    encoder: Encoder,
-    data: LabeledData,
-    seed: int,
-    device: torch.device,
-    workers: int,
-    on_progress: ProgressCallback,
-) -> Trained:
+def train_attentive(run: OpenRun[ClassifyConfig], encoder: Encoder, data: LabeledData) -> Trained:
     """Train an attentive probe on the tokens of the training images.
 
     Of more images than fit into memory, as many of each class are taken as possible.
@@ -96,22 +129,26 @@ def train_attentive(
     most = max(2, data.num_classes, MAX_NUMBERS // (network.num_tokens * network.dim))
     rows = evenly(data.train_labels, data.train_rows, most)
     images = data.images.subset(rows)
-    network.to(device).to(memory_format=torch.channels_last)
+    network.to(run.device).to(memory_format=torch.channels_last)
     tokens = tokens_of(
-        network, encoder, images, device=device, workers=workers, on_progress=on_progress
+        network,
+        encoder,
+        images,
+        device=run.device,
+        workers=int(run.config.workers),
+        on_progress=run.log.progress,
     )
     probe, validated = train_attentive_probe(
-        tokens, data.train_labels[rows], seed=seed, groups=images.groups
+        tokens, images.labels, seed=run.config.seed, groups=images.groups
     )
     some = f" of {len(data.train_rows)}" if len(rows) < len(data.train_rows) else ""
     return Trained(
         encoder,
-        probe.pooling,
         linear_layer(probe.weight.T, probe.bias),
         validated.at(rows),
         {"C": validated.choice.strength},
         f"Attentive pooling of {network.num_tokens} tokens of the frozen encoder by "
         f"{probe.pooling.attention.shape[1]} learned queries, and logistic regression, on "
-        f"{len(rows)}{some} training images. "
-        f"{choice(validated, 'C', validated.choice.strength)}",
+        f"{len(rows)}{some} training images. {_chosen(validated.choice)}",
+        probe.pooling,
     )

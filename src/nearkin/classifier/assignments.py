@@ -1,6 +1,6 @@
 """A row per image without a label: its class, how certain that is, and what to look at."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from nearkin.classifier.calibration import Calibration
+from nearkin.classifier.calibration import Calibration, calibrated
 from nearkin.classifier.classifier import Predictions
 from nearkin.classifier.reference import Reference, compare_with_means, neighbors
 from nearkin.types import UNLABELED
@@ -70,19 +70,17 @@ class Assignments:
     def table(self) -> Iterator[tuple[str | float | None, ...]]:
         """Yield plain values in the order of `COLUMNS`; None where there is no number."""
         names = (*self.classes, "")
-        columns: dict[str, Sequence[Any]] = {
+        columns: dict[str, Iterable[Any]] = {
             "path": self.paths,
             "cluster": self.class_names,
             "nearest_known": [names[number] for number in self.nearest_known.tolist()],
             "flag": self.flag,
         }
-        columns |= {name: list(map(rounded, getattr(self, name).tolist())) for name in NUMBERS}
+        columns |= {name: map(rounded, getattr(self, name).tolist()) for name in NUMBERS}
         return zip(*(columns[name] for name in COLUMNS), strict=True)
 
 
 COLUMNS: Final = ("path", *(column.name for column in fields(Assignments)[2:]))
-
-
 NUMBERS: Final = (
     "score", "margin", "entropy", "view_agreement", "neighbor_agreement", "similarity",
 )  # fmt: skip
@@ -124,10 +122,9 @@ def assign(
     from scipy.special import entr
 
     rows = np.flatnonzero(predictions.label == UNLABELED)
-    cluster, probability = predictions.cluster[rows], predictions.probability[rows]
+    cluster = predictions.cluster[rows]
+    probability = calibrated(predictions.probability[rows], calibration)
     features = torch.from_numpy(predictions.features[rows])
-    if calibration is not None:
-        probability = calibration.apply(probability)
     # Padding: where there is one class only, one of probability 0 is the second.
     second, first = np.sort(np.pad(probability, ((0, 0), (1, 0))), axis=1)[:, -2:].T
     possible = (probability > 0).sum(axis=1)

@@ -19,6 +19,7 @@ FOLDS: Final = 10
 EPSILON: Final = 1e-12  # Keeps the log-loss of a wrong image with probability 1 finite
 
 Probability = Float[np.ndarray, "n classes"]
+Numbers = Int[np.ndarray, " n"]
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,12 @@ class Calibration:
         return _rescale(probability, self.temperature)
 
 
-def fit_calibration(
-    probability: Probability, target: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"]
-) -> Calibration:
+def calibrated(probability: Probability, calibration: Calibration | None) -> Probability:
+    """Return probabilities as a calibration corrects them, if there is one."""
+    return probability if calibration is None else calibration.apply(probability)
+
+
+def fit_calibration(probability: Probability, target: Numbers, groups: Numbers) -> Calibration:
     """Fit the temperature at which what is known of these images is most probable.
 
     It has the least log-loss from 0.05 to 20 (Guo et al. On calibration of modern neural networks.
@@ -80,7 +84,7 @@ def fit_calibration(
 
 
 def _gains(
-    probability: Probability, target: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"]
+    probability: Probability, target: Numbers, groups: Numbers
 ) -> Float[np.ndarray, " groups"]:
     """Return how much less log-loss each group has at a temperature of others."""
     names, member = np.unique(groups, return_inverse=True)
@@ -88,15 +92,13 @@ def _gains(
     for fold in np.unique(folds) if len(names) > 1 else ():
         out = folds == fold
         temperature = _best_temperature(probability[~out], target[~out])
-        before, after = (
-            _log_likelihood(_rescale(probability[out], each), target[out])
-            for each in (1.0, temperature)
-        )
+        own = (_rescale(probability[out], each) for each in (1.0, temperature))
+        before, after = (_log_likelihood(each, target[out]) for each in own)
         gain[out] = after - before
     return np.bincount(member, gain)
 
 
-def _best_temperature(probability: Probability, target: Int[np.ndarray, " n"]) -> float:
+def _best_temperature(probability: Probability, target: Numbers) -> float:
     """Return the temperature of least log-loss, drawn towards 1; 1 where none is better."""
     from scipy.optimize import minimize_scalar
 
@@ -110,9 +112,7 @@ def _best_temperature(probability: Probability, target: Int[np.ndarray, " n"]) -
     return float(np.exp(min((0.0, best), key=loss)))
 
 
-def _log_likelihood(
-    probability: Probability, target: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, " n"]:
+def _log_likelihood(probability: Probability, target: Numbers) -> Float[np.ndarray, " n"]:
     """Return the log-probability of each target, or that the most probable class is wrong."""
     own = probability[np.arange(len(target)), target]
     wrong = 1 - probability.max(axis=1)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
@@ -12,11 +13,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
-from typing_extensions import override
 
 from nearkin.classifier.calibration import Calibration
 from nearkin.classifier.features import CachedFeatures, ViewSettings
-from nearkin.classifier.reference import THRESHOLDS, Reference
+from nearkin.classifier.reference import LEARNED, THRESHOLDS, Reference
 from nearkin.config import DiscoverConfig
 from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.encoders.encoder import Encoder, read_tensors, separate_weights
@@ -33,9 +33,9 @@ MAX_VIEWS: Final = 64  # Of an image, that a file may ask for
 FORMATS: Final = ("3",)
 """Formats that are read; the last is written."""
 
+Features = Float[Tensor, "n dim"]
+Probability = Float[Tensor, "n classes"]
 Kind = Literal["discovery", "classification"]
-
-
 VERBS: Final[Mapping[Kind, str]] = {"discovery": "discover", "classification": "classify"}
 """What makes a classifier, by its kind."""
 
@@ -57,23 +57,9 @@ def apply_layer(layer: nn.Module, features: Float[Tensor, "n features"]) -> Floa
     return output.flatten(1)
 
 
-class _LayerOnTop(nn.Module):
-    """A classifier's layer as the last module of a network."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    @override
-    def forward(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n dim"]:
-        return apply_layer(self.layer, features)
-
-
 def class_probability(
-    heads: nn.Module,
-    features: Float[Tensor, "n f"],
-    impossible: Bool[np.ndarray, "#n _"] | None = None,
-) -> Float[Tensor, "n classes"]:
+    heads: nn.Module, features: Features, impossible: Bool[np.ndarray, "#n _"] | None = None
+) -> Probability:
     """Return probabilities of all classes; 0 of those that are `impossible` for an image."""
     # In float32, one of two confident classes would have probability 0.
     logits: Tensor = heads(features).double()
@@ -155,9 +141,11 @@ class Classifier:
         self._check_origin(encoder)
         if isinstance(self.layer, nn.Identity):
             return encoder
-        network = nn.Sequential(encoder.backbone.body, _LayerOnTop(self.layer))
+        pixel, flat = nn.Unflatten(1, (self.dim, 1, 1)), nn.Flatten()  # as `apply_layer`
+        top = nn.Sequential(OrderedDict(pixel=pixel, layer=self.layer, flat=flat))
         dim = apply_layer(self.layer, torch.zeros(1, self.dim)).shape[1]
-        return Encoder(Backbone(network, dim), encoder.preprocessing, encoder.details)
+        network = Backbone(nn.Sequential(encoder.backbone.body, top), dim)
+        return Encoder(network, encoder.preprocessing, encoder.details)
 
     @property
     def top_reference(self) -> Reference:
@@ -188,7 +176,7 @@ class Classifier:
         known not to have, as the known ones are for the images of a discovery in mode ncd.
         """
 
-        def probability(features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
+        def probability(features: Features) -> Probability:
             return class_probability(self.heads, apply_layer(self.layer, features), excluded)
 
         with torch.inference_mode():
@@ -205,17 +193,21 @@ class Classifier:
                 outlier=self.reference.outliers(cached.center),
             )
 
+    @property
+    def modules(self) -> nn.ModuleDict:
+        """All that has weights, by its name in the file."""
+        modules = nn.ModuleDict({"layer": self.layer, "heads": self.heads})
+        if self.pooling is not None:
+            modules["pooling"] = self.pooling
+        return modules
+
     def write(self, path: Path) -> None:
         """Write the classifier as safetensors, atomically."""
         from safetensors.torch import save
 
-        modules = nn.ModuleDict({"layer": self.layer, "heads": self.heads})
-        if self.pooling is not None:
-            modules["pooling"] = self.pooling
-        tensors = separate_weights(modules)
-        tensors["reference.features"] = self.reference.features
-        for name in ("cluster", "labeled", "sizes"):
-            tensors[f"reference.{name}"] = torch.from_numpy(getattr(self.reference, name))
+        tensors = separate_weights(self.modules)
+        for name in LEARNED:
+            tensors[f"reference.{name}"] = torch.as_tensor(getattr(self.reference, name))
         metadata = {
             "format": FORMATS[-1],
             "kind": self.kind,
@@ -238,29 +230,21 @@ def read_classifier(path: Path) -> Classifier:
     with usable(path, "make it again"):
         metadata, tensors = read_tensors(path, "nearkin")
         check_format(metadata["format"], FORMATS)
-        learned: dict[str, Any] = {
-            name: tensors.pop(f"reference.{name}").numpy()
-            for name in ("cluster", "labeled", "sizes")
-        }
-        features = tensors.pop("reference.features").float()
-        reference = Reference(features, **learned, **metadata["outliers"])
-        heads, layer = _heads(tensors, metadata["temperature"]), _layer(tensors)
-        modules, pooling = nn.ModuleDict({"layer": layer, "heads": heads}), _pooling(tensors)
-        if pooling is not None:
-            modules["pooling"] = pooling
-        modules.eval().requires_grad_(False).load_state_dict(tensors)
+        features, *learned = (tensors.pop(f"reference.{name}") for name in LEARNED)
+        arrays: Any = (each.numpy() for each in learned)
         classifier = Classifier(
-            layer,
-            heads,
+            _layer(tensors),
+            _heads(tensors, metadata["temperature"]),
             tuple(metadata["classes"]),
             metadata["num_known"],
             Calibration(**metadata["calibration"]) if metadata["calibration"] else None,
             ViewSettings(**metadata["details"]),
-            reference,
+            Reference(features.float(), *arrays, **metadata["outliers"]),
             metadata["kind"],
-            pooling,
+            _pooling(tensors),
             str(metadata["encoder"]),
         )
+        classifier.modules.eval().requires_grad_(False).load_state_dict(tensors)
         _check(classifier)
     return classifier
 
@@ -290,14 +274,13 @@ def _check(classifier: Classifier) -> None:
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
-    if temperature is not None:
-        classes, features = tensors["heads.weight"].shape
-        return CosineHead(features, classes, temperature)
-    if "heads.weight" in tensors:
-        rows, features = tensors["heads.weight"].shape
-        return nn.Linear(features, rows)
-    known, novel = (tensors[f"heads.{part}.weight"] for part in ("known", "novel"))
-    return Heads(novel.shape[1], len(known), len(novel))
+    if temperature is None and "heads.weight" not in tensors:
+        known, novel = (tensors[f"heads.{part}.weight"] for part in ("known", "novel"))
+        return Heads(novel.shape[1], len(known), len(novel))
+    classes, features = tensors["heads.weight"].shape
+    if temperature is None:
+        return nn.Linear(features, classes)
+    return CosineHead(features, classes, temperature)
 
 
 def _layer(tensors: dict[str, Tensor]) -> nn.Module:
@@ -309,10 +292,10 @@ def _layer(tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def _pooling(tensors: dict[str, Tensor]) -> AttentivePooling | None:
-    parts = [tensors.get(f"pooling.{name}") for name in ("mean", "std", "attention")]
-    if any(part is None for part in parts):
+    names = [f"pooling.{name}" for name in ("mean", "std", "attention")]
+    if not tensors.keys() >= {*names}:
         return None
-    return AttentivePooling(*(torch.zeros_like(part) for part in parts if part is not None))
+    return AttentivePooling(*(torch.zeros_like(tensors[name]) for name in names))
 
 
 def all_class_names(

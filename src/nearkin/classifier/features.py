@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from nearkin.classifier.kept import KeptFeatures
+from nearkin.classifier.kept import Found, KeptFeatures
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.decode import BadImage
@@ -29,10 +30,6 @@ from nearkin.evaluation.embeddings import Embeddings, embeddings_of, images_per_
 from nearkin.pace import tracked
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.schema import Auto
-
-Passes = Float[Tensor, "passes images dim"]
-Found = tuple[Passes, dict[int, str]]
-"""The features of some images, and the unreadable ones with the reason, by position."""
 
 
 class CachedFeatures(NamedTuple):
@@ -90,13 +87,12 @@ class Extracted(NamedTuple):
 class _AugmentedViews:
     """Views of images, as a training with that seed draws them in an epoch, but by their content.
 
-    The view of an image is the same whichever others there are. So small squares, which alone
-    would be held in memory, are held, and all other images are cropped from their files.
+    The view of an image is the same whichever others there are: small squares are always held in
+    memory, and all other images are cropped from their files.
     """
 
-    every: Batches  # Of all images
-    squares: Batches | None  # Of the small squares among others
-    place: Int64[np.ndarray, " images"]  # Of each image in `squares`, or -1
+    parts: Sequence[tuple[Batches, Int64[np.ndarray, " images"]]]
+    """Batches for squares and for others, with the row of each image in its own; -1 in others."""
 
     @classmethod
     def of(
@@ -105,45 +101,45 @@ class _AugmentedViews:
         images, size = encoder.preprocessing.applied(images), encoder.image_size
 
         def batches(images: Images) -> Batches:
-            sampler = RandomBatchSampler(len(images), 1, drawn.seed)
             return Batches.of(
                 images,
                 views_of(drawn.augment, ("strong",)),
                 image_size=size,
-                sampler=sampler,
+                sampler=RandomBatchSampler(len(images), 1, drawn.seed),
                 device=device,
                 by_content=True,
             )
 
         width, height = images.sizes.T
         small = (width == height) & (width <= SMALL_SIDE) & (size <= SMALL_SIDE)
-        place = np.where(small, small.cumsum() - 1, -1)
-        is_mixed = small.any() and not small.all()
-        squares = batches(images.subset(np.flatnonzero(small))) if is_mixed else None
-        return cls(batches(images), squares, place)
+        parts = []
+        if small.any():
+            squares = images.subset(np.flatnonzero(small))
+            parts.append((batches(squares), np.where(small, small.cumsum() - 1, -1)))
+        if not small.all():  # any image may take the place of one that turns out unreadable
+            parts.append((batches(images), np.where(small, -1, np.arange(len(images)))))
+        return cls(parts)
 
     def bad_of(self, rows: range) -> dict[int, str]:
-        """Return which of these turned out unreadable, by position; their views are of others."""
-        every, squares = self.every.bad, {} if self.squares is None else self.squares.bad
-        reasons = (every.get(row, squares.get(int(self.place[row]))) for row in rows)
-        return {number: reason for number, reason in enumerate(reasons) if reason is not None}
+        """Return which of these turned out unreadable, by position; their views mean nothing."""
+        return {
+            number: batches.bad[own]
+            for batches, place in self.parts
+            for number, own in enumerate(place[rows].tolist())
+            if own in batches.bad
+        }
 
     def views(self, epoch: int, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows _ _ _"]:
-        """Return a view of each of these images, from 0 to 1."""
-        if self.squares is None:
-            return self.every.views(epoch, rows)[0]
-        own = self.place[rows]
-        held = (own >= 0) & ~np.isin(own, list(self.squares.bad))
-        made = [
-            (inside, batches.views(epoch, chosen)[0])
-            for batches, inside, chosen in (
-                (self.squares, np.flatnonzero(held), own[held]),
-                (self.every, np.flatnonzero(~held), rows[~held]),
-            )
-            if len(inside)
-        ]
-        order = np.argsort(np.concatenate([inside for inside, _ in made]))
-        return torch.cat([views for _, views in made])[torch.from_numpy(order)]
+        """Return a view of each of these images, from 0 to 1; gray of unreadable ones."""
+        first = self.parts[0][0]
+        shape = first.images.num_channels, first.sizes[0], first.sizes[0]
+        made = torch.full((len(rows), *shape), 0.5, device=first.device)
+        for batches, place in self.parts:
+            own = place[rows]
+            inside = np.flatnonzero((own >= 0) & ~np.isin(own, list(batches.bad)))
+            if len(inside):
+                made[torch.from_numpy(inside)] = batches.views(epoch, own[inside])[0]
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,18 +206,13 @@ class Extraction:
 
     def _stored(self, kept: KeptFeatures, shard: range, num_views: int) -> Found | None:
         """Return what is kept of some images; None if nothing is, or a bad one can be read now."""
-        found = kept.read(shard, max(1, num_views), self.encoder.num_features)
-        if found is None or any(self._is_readable(shard[row]) for row in found[1]):
-            return None
-        return found
-
-    def _is_readable(self, row: int) -> bool:
         view = self.encoder.preprocessing
-        try:
-            view.pixels(view.applied(self.images).read(row))
-        except BadImage:
-            return False
-        return True
+        found = kept.read(shard, max(1, num_views), self.encoder.num_features)
+        for row in found[1] if found else ():
+            with suppress(BadImage):
+                view.pixels(view.applied(self.images).read(shard[row]))
+                return None
+        return found
 
     def _compute(self, shards: Sequence[range], num_views: int) -> Iterator[Found]:
         """Compute the features of some of the images at a time."""
@@ -250,10 +241,6 @@ class Extraction:
             yield torch.stack(encoded), dict(bad)
         next(batches, None)  # so that the last one is counted
 
-    @cached_property
-    def _augmented(self) -> _AugmentedViews:
-        return _AugmentedViews.of(self.encoder, self.images, self.drawn, self.device)
-
     def _prepared(self, count: int) -> Inference:
         how, many = (self.precision, self.batch_size), count if self.compiled else 0
         by = inference(self.encoder, self.device, *how, count=many)
@@ -264,3 +251,7 @@ class Extraction:
     def _crops(self, shard: range, size: int) -> CenterCrops:
         images, view = self.images.subset(np.asarray(shard)), self.encoder.preprocessing
         return CenterCrops(images, view, batch_size=size, workers=self.workers)
+
+    @cached_property
+    def _augmented(self) -> _AugmentedViews:
+        return _AugmentedViews.of(self.encoder, self.images, self.drawn, self.device)

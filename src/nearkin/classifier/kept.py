@@ -35,6 +35,10 @@ VERSION: Final = 2  # Of how features are computed; another version has other na
 LIMIT: Final = 20 * 2**30  # Bytes of all kept features, but for those of the run at work
 LIBRARIES: Final = {"nearkin", "torch", "torchvision", "timm", "transformers"}
 
+Passes = Float[Tensor, "passes images dim"]
+Found = tuple[Passes, dict[int, str]]
+"""The features of some images, and the unreadable ones with the reason, by position."""
+
 
 @dataclass(eq=False)
 class KeptFeatures:
@@ -56,17 +60,17 @@ class KeptFeatures:
 
         `views` are the augmentation, the seed and the number of the views; empty for images as
         they are. `computed` says what computes them: the type of the device, the precision, the
-        program. The folder is in the user's cache folder or, of features that may change unseen
-        and where that cannot be written, in `aside`, which is of one run alone.
+        program. What may change unseen, or cannot be in the user's cache folder, is `aside`.
         """
         channels = encoder.preprocessing.applied(images).channels
         contents = hashlib.sha256()
         for column in (images.contents, images.num_bytes, images.modified, images.sizes):
             contents.update(column.tobytes())
+        libraries = sorted({"torch", *_packages(encoder.backbone)} & LIBRARIES)
         described = [
             *(VERSION, encoder.digest, contents.hexdigest(), repr(channels), views),
-            str(images.pixel_type),
-            *(*computed, PIL.__version__, *_versions(encoder.backbone)),
+            *(str(images.pixel_type), *computed, PIL.__version__),
+            *(f"{name} {sys.modules[name].__version__}" for name in libraries),
         ]
         key = hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()[:32]
         shared = _writable(cache_folder("features"))
@@ -74,15 +78,13 @@ class KeptFeatures:
         problem = "" if shared else f"{cache_folder('features')} cannot be written"
         return cls(folder / key) if folder else cls(None, problem)
 
-    def read(
-        self, rows: range, passes: int, dim: int
-    ) -> tuple[Float[Tensor, "_ _ _"], dict[int, str]] | None:
+    def read(self, rows: range, passes: int, dim: int) -> Found | None:
         """Return what was written of these rows; None if nothing was, or the file is damaged."""
         if self.folder is None:
             return None
-        return read_shard(_file(self.folder, rows), (passes, dim), len(rows))
+        return read_shard(_file(self.folder, rows), (passes, len(rows), dim))
 
-    def write(self, rows: range, features: Float[Tensor, "_ _ _"], bad: dict[int, str]) -> None:
+    def write(self, rows: range, features: Passes, bad: dict[int, str]) -> None:
         """Keep features of these rows, and the unreadable ones by position, whole or not at all.
 
         Where that fails, features cost time again, nothing else.
@@ -144,28 +146,17 @@ def _packages(network: nn.Module) -> set[str]:
     return {type(module).__module__.partition(".")[0] for module in network.modules()}
 
 
-def _versions(network: nn.Module) -> list[str]:
-    """Return the versions of the libraries that compute a network's features."""
-    names = sorted({"torch", *_packages(network)} & LIBRARIES)
-    return [f"{name} {sys.modules[name].__version__}" for name in names]
-
-
-def read_shard(
-    path: Path, shape: tuple[int, int], num_images: int
-) -> tuple[Float[Tensor, "_ _ _"], dict[int, str]] | None:
-    """Return the features in a file, of so many passes, dimensions and images; None without it.
-
-    A damaged file counts as none: its features are computed again.
-    """
+def read_shard(path: Path, shape: tuple[int, int, int]) -> Found | None:
+    """Return the features of this shape in a file, if it has such."""
     if not path.exists():
         return None
     with suppress(CheckpointError), usable(path, "remove it"):
         metadata, tensors = read_tensors(path, "bad")
         bad = {int(row): str(reason) for row, reason in metadata.items()}
         features = tensors["features"]
-        if features.shape != (shape[0], num_images, shape[1]):
+        if (features.shape, features.dtype) != (shape, torch.float32):
             raise ValueError("it is of other images")
-        if features.dtype != torch.float32 or not bad.keys() <= set(range(num_images)):
+        if not bad.keys() <= set(range(shape[1])):
             raise ValueError("it is of something else")
         return features, bad
     return None

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nearkin.errors import DataError
 from nearkin.metrics.neighbors import nearest
 from nearkin.metrics.selection import ROUNDING
 from nearkin.objectives import unit
@@ -27,12 +26,15 @@ WITHIN: Final = 0.95  # Share of the images of held-out classes that are no outl
 NEAR: Final = 0.99  # Share of the images that were learned from that are near enough to others
 LARGEST: Final = 4.0  # More than any distance: nothing is an outlier
 LEAST: Final = 1e-6  # A distance between rows that are equal, as numbers are rounded
+LEARNED: Final = ("features", "cluster", "labeled", "sizes")
 THRESHOLDS: Final = ("k", "max_neighbor", "max_left")
+"""Fields of a `Reference`, as a file has them: tensors and numbers."""
 K: Final = 10  # The neighbor whose distance counts; fewer where classes are smaller
 
 Bank = Float[Tensor, "bank dim"]
 Features = Float[Tensor, "n dim"]
 Clusters = Int[np.ndarray, " n"]
+Labeled = Bool[np.ndarray, " n"]
 Numbers = Float[np.ndarray, " n"]
 
 
@@ -78,15 +80,14 @@ class Reference:
     def fits(self, num_classes: int, dim: int) -> bool:
         """Whether it is of so many classes and features, as a file may say otherwise."""
         size = len(self.features)
-        fits = (
-            self.features.shape == (size, dim),
-            self.sizes.shape == (num_classes,),
-            self.cluster.shape == self.labeled.shape == (size,),
-            np.isin(self.cluster, np.arange(num_classes)).all() and self.labeled.any(),
-            1 <= self.k <= K,
-            0 < self.max_neighbor <= LARGEST and 0 < self.max_left <= LARGEST,
+        return (
+            self.features.shape == (size, dim)
+            and self.sizes.shape == (num_classes,)
+            and self.cluster.shape == self.labeled.shape == (size,)
+            and bool(np.isin(self.cluster, np.arange(num_classes)).all() and self.labeled.any())
+            and 1 <= self.k <= K
+            and all(0 < each <= LARGEST for each in (self.max_neighbor, self.max_left))
         )
-        return all(fits)
 
 
 class Subspace(NamedTuple):
@@ -117,7 +118,7 @@ def _powers(features: Features) -> Features:
 
 
 def reference_of(
-    features: Features, cluster: Clusters, labeled: Bool[np.ndarray, " n"], num_classes: int
+    features: Features, cluster: Clusters, labeled: Labeled, num_classes: int
 ) -> Reference:
     """Return what tells how unlike the images that were learned from another one is.
 
@@ -152,14 +153,12 @@ def _max_left(features: Features, label: Clusters) -> float:
     Some classes in turn are held out as if they were novel, since images of novel classes are
     no outliers, and lie farther from the known ones than images of these.
     """
-    classes = np.unique(label)
+    classes, number = np.unique(label, return_inverse=True)
     if len(label) < MIN_IMAGES or len(classes) < 2:
         return LARGEST
-    turn, x = np.searchsorted(classes, label) % HELD_OUT, _powers(features)
-    distances = list[Numbers]()
-    for number in range(min(HELD_OUT, len(classes))):
-        out = torch.from_numpy(turn == number)
-        distances.append(Subspace.of(x[~out]).distance(x[out]))
+    x, turn = _powers(features), number % HELD_OUT
+    held_out = [torch.from_numpy(turn == each) for each in range(turn.max() + 1)]
+    distances = [Subspace.of(x[~out]).distance(x[out]) for out in held_out]
     return max(LEAST, float(np.quantile(np.concatenate(distances), WITHIN)))
 
 
@@ -186,19 +185,6 @@ def neighbors(bank: Bank, features: Features, k: int) -> Neighbors:
     own = np.where(is_own, index[:, 0], -1)
     rows = np.arange(len(features))[:, None]
     return Neighbors(similarity[rows, columns], index[rows, columns], own)
-
-
-def outlier_auroc(distance: Numbers, is_outlier: Bool[np.ndarray, " n"]) -> float:
-    """Return how often an outlier is farther away than another image; .5 is chance.
-
-    >>> outlier_auroc(np.array([0.1, 0.2, 0.3]), np.array([False, True, True]))
-    1.0
-    """
-    from sklearn.metrics import roc_auc_score
-
-    if is_outlier.all() or not is_outlier.any():
-        raise DataError("an AUROC needs outliers and other images")
-    return float(roc_auc_score(is_outlier, distance))
 
 
 def evenly(
@@ -248,12 +234,11 @@ def compare_with_means(
     it (-1 where there is none): a mean with the image in it is too similar, the more so the fewer
     there are.
     """
-    bank, count = reference.features, len(reference.sizes)
+    bank, count, labeled = reference.features, len(reference.sizes), reference.labeled
     sums = class_sums(bank, reference.cluster, count)[torch.from_numpy(cluster)]
     is_own = (own >= 0) & (reference.cluster[own] == cluster)
     others = unit(sums - torch.from_numpy(is_own[:, None]) * features)
     of_own = (features * others).sum(dim=1).numpy()
-    labeled = reference.labeled
     known = np.unique(reference.cluster[labeled])
     if not len(known):
         return Means(np.full(len(own), UNLABELED), np.full(len(own), np.nan), of_own)

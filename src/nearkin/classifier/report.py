@@ -1,7 +1,7 @@
 """What the pages and files of a discovery and of a classification have in common."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -21,6 +21,7 @@ from nearkin.report.pages import store_page, write_page
 from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.edits import class_names
 from nearkin.run.folder import RunFolder
+from nearkin.run.opening import OpenRun
 from nearkin.run.reporter import Logger
 from nearkin.tables import write_csv
 
@@ -111,7 +112,7 @@ def write_results(
     """
     write_csv(folder.assignments, COLUMNS, assignments.table())
     if config.copy_to:
-        _copy(folder, config, images, assignments.rows, assignments.class_names, data, log)
+        _copy(folder, config, images, data, log)
     write_embeddings(folder.embeddings, embeddings, encoder)
     store_page(folder, page)
     if config.report:
@@ -123,17 +124,10 @@ def write_results(
 
 
 def complete_results(
-    folder: RunFolder,
-    config: DiscoverConfig | ClassifyConfig,
-    images: Images,
-    *,
-    data: str,
-    log: Logger,
+    run: OpenRun[DiscoverConfig] | OpenRun[ClassifyConfig], images: Images, data: str
 ) -> None:
-    """Make what is asked of a finished run and is missing: copies of the images, the report.
-
-    Copies go by the names that classes have by now.
-    """
+    """Make what is asked of a finished run and is missing: copies of the images, the report."""
+    folder, config, log = run.folder, run.config, run.log
     place = Path(config.copy_to)
     copies = bool(config.copy_to) and (folder.copied_to == place or not any(place.glob("*")))
     report = config.report and not folder.report.exists()
@@ -142,10 +136,7 @@ def complete_results(
     else:
         log.info("already complete")
     if copies:
-        of = class_names(folder)
-        rows = np.array([row for row, name in enumerate(images.names) if name in of], np.int64)
-        names = [of[images.names[row]] for row in rows.tolist()]
-        _copy(folder, config, images, rows, names, data, log)
+        _copy(folder, config, images, data, log)
         folder.copying.unlink()
     if report:
         write_page(folder, images)
@@ -156,13 +147,13 @@ def _copy(
     folder: RunFolder,
     config: DiscoverConfig | ClassifyConfig,
     images: Images,
-    rows: Rows,
-    classes: Sequence[str],
     data: str,
     log: Logger,
 ) -> None:
-    """Copy images by class, and note where, so that a resumed run may go on."""
-    place = Path(config.copy_to)
+    """Copy images by the names that classes have by now; note where, for a resumed run."""
+    place, of = Path(config.copy_to), class_names(folder)
+    rows = np.array([row for row, name in enumerate(images.names) if name in of], np.int64)
+    classes = [of[images.names[row]] for row in rows.tolist()]
     if folder.copied_to != place:
         check_destination(place, [data])
         write_whole(folder.copying, os.fsencode(place))

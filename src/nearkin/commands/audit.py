@@ -121,12 +121,14 @@ def audit(
             images, ignored = open_parts(sets, split, ignore, labels, log)
             audited = of_images(images, loaded, where, number, log)
             assert audited.images is not None
-            audited = replace(audited, seen=trained_on(name_of(encoder), audited.images))
+            seen = trained_on(name_of(encoder), audited.images)
+            if seen is not None:
+                audited = replace(audited, num_seen=int(seen[audited.is_test].sum()))
             ignored = ignored[audited.embeddings.rows]
         found = examine(
             audited,
             ignore,
-            ignored if ignore else None,
+            ignored,
             precision=precision,
             seed=seed,
             device=where,

@@ -10,12 +10,11 @@ import torch
 from nearkin.classification.data import LabeledData, open_labeled_data
 from nearkin.classification.finetuning import FineTuner
 from nearkin.classification.metrics import baselines, measure
-from nearkin.classification.outcome import OURS, Outcome, build_classifier, predictions_of
+from nearkin.classification.outcome import OURS, Outcome, write_outcome
 from nearkin.classification.probes import Trained, train_attentive, train_linear
-from nearkin.classification.report import write_outcome
 from nearkin.classifier.assignments import assign
 from nearkin.classifier.classifier import pooled
-from nearkin.classifier.features import UNTOUCHED, Extraction
+from nearkin.classifier.features import UNTOUCHED, CachedFeatures, Extraction
 from nearkin.classifier.layers import trained_parts
 from nearkin.classifier.report import complete_results
 from nearkin.commands.arguments import (
@@ -100,7 +99,7 @@ def classify(
         note_labels(folder, dataset.parts)
         if folder.summary.exists():
             with resource_errors():
-                complete_results(folder, run.config, dataset.images, data=name, log=run.log)
+                complete_results(run, dataset.images, name)
             return Run(folder)
         config = replace(_resolved(run.config, dataset, start), val=held_share(data, run.config))
         with resource_errors(resumes=True):
@@ -141,54 +140,45 @@ def _resolved(config: ClassifyConfig, data: LabeledData, encoder: Encoder) -> Cl
 
 def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder: Encoder) -> None:
     """Train, classify all images, measure, and write everything."""
-    config, folder, log = run.config, run.folder, run.log
-    workers = int(config.workers)
-    features, dataset = _features(run, encoder, dataset)
-    trained = _trained(run, encoder, features, dataset)
+    folder, log = run.folder, run.log
+    given, dataset = _features(run, encoder, dataset)
+    trained = _trained(run, encoder, given.center, dataset)
     log.info(trained.protocol)
-    own, fitting = features, trained.encoder
+    own, fitting = given, trained.encoder
     if trained.pooling is not None:
         fitting = pooled(fitting, trained.pooling, trained.head.in_features)
     if fitting is not encoder:
         log.info("classifying all images")
         # What classifies is what `predict` will load, so what it takes is computed the same way.
-        own = _extraction(run, fitting, dataset).compute().features.center
+        own = _extraction(run, fitting, dataset).compute().features
     encoded_by = trained.encoder
-    classifier = build_classifier(trained, dataset, own)
+    classifier = trained.classifier(dataset, own.center)
     write_encoder(
         folder.encoder, encoded_by.backbone, encoded_by.details, encoded_by.preprocessing
     )
     classifier.write(folder.classifier)
-    predictions = predictions_of(classifier, own, dataset)
+    # Only images that were learned from have a label here.
+    predictions = classifier.predict(own, tuple(dataset.images.names), dataset.train_labels)
     metrics = {OURS: measure(classifier, predictions, trained, dataset)}
-    if config.baselines:
+    if run.config.baselines:
         log.info("measuring the baselines")
-        metrics |= baselines(
-            dataset,
-            features,
-            linear=config.train_layers != "linear",
-            seed=config.seed,
-            workers=workers,
-            on_progress=log.progress,
-        )
+        metrics |= baselines(run, dataset, given.center)
     outcome = Outcome(
-        folder=folder,
-        config=config,
+        run=run,
         data=data,
         dataset=dataset,
         trained=trained,
         classifier=classifier,
-        features=features if trained.encoder is encoder else own,
-        predictions=predictions,
+        features=(given if trained.encoder is encoder else own).center,
         assignments=assign(predictions, classifier.top_reference, classifier.calibration),
         metrics=metrics,
     )
-    write_outcome(outcome, log)
+    write_outcome(outcome)
 
 
 def _features(
     run: OpenRun[ClassifyConfig], encoder: Encoder, dataset: LabeledData
-) -> tuple[torch.Tensor, LabeledData]:
+) -> tuple[CachedFeatures, LabeledData]:
     """Return the features of readable images, and the data without the others."""
     images = dataset.images
     run.log.info(f"features of {len(images)} images")
@@ -197,7 +187,7 @@ def _features(
     notes = note_undecodable(run.folder, images, extracted.reasons(images), run.log, max_bad)
     cached, _ = extracted.readable(images)
     encoder.backbone.cpu()
-    return cached.center, dataset.without(extracted.bad, notes)
+    return cached, dataset.without(extracted.bad, notes)
 
 
 def _extraction(
@@ -211,11 +201,8 @@ def _trained(
     run: OpenRun[ClassifyConfig], encoder: Encoder, features: torch.Tensor, dataset: LabeledData
 ) -> Trained:
     """Train what the settings name."""
-    config, workers = run.config, int(run.config.workers)
-    if config.train_layers == "linear":
-        return train_linear(encoder, features, dataset, config.seed)
-    if config.train_layers == "attentive":
-        progress = run.log.progress
-        return train_attentive(encoder, dataset, config.seed, run.device, workers, progress)
-    tuner = FineTuner(encoder, features, dataset, config, workers, run.folder, run.device, run.log)
-    return tuner.train()
+    if run.config.train_layers == "linear":
+        return train_linear(encoder, features, dataset, run.config.seed)
+    if run.config.train_layers == "attentive":
+        return train_attentive(run, encoder, dataset)
+    return FineTuner(run, encoder, features, dataset).train()

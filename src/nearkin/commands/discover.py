@@ -94,7 +94,7 @@ def discover(
         note_labels(folder, dataset.parts)
         if folder.summary.exists():
             with resource_errors():
-                complete_results(folder, run.config, dataset.images, data=name, log=log)
+                complete_results(run, dataset.images, name)
             return Run(folder)
         config = _with_left(config, dataset, log)
         folder.write_settings(config, name)

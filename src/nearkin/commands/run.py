@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from nearkin.classification.report import lines as classification_lines
+from nearkin.classification.outcome import lines as classification_lines
 from nearkin.classifier.assignments import NUMBERS
 from nearkin.discovery.report import lines as discovery_lines
 from nearkin.encoders.encoder import Encoder, load
