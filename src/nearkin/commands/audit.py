@@ -99,17 +99,13 @@ def audit(
     log, where, number = reporter_of(verbose), choose_device(device), processes(workers)
     with resource_errors():
         if encoder is None:
-            refuse(
-                STORED,
-                labels=labels != "auto",
-                image_size=image_size != "auto",
-                allow_partial=allow_partial,
-            )
-            if len(sets) == 2 and output is not None:
-                raise UsageError(
-                    "-o is a table of images, and two tables of features do not say where these "
-                    "are; give the images, with --encoder"
-                )
+            of_images_only = {
+                "labels": labels != "auto",
+                "image_size": image_size != "auto",
+                "allow_partial": allow_partial,
+            }
+            refuse(STORED, **of_images_only)
+            _check_places(sets, output)
             audited, ignored = _of_vectors(sets, split, ignore, log)
         else:
             loaded = load(
@@ -142,6 +138,15 @@ def audit(
             content = with_thumbnails(content, audited.images, number)
         write_page(Path(page), render(content, _colored(found, ignored)))
     return found
+
+
+def _check_places(sets: Sequence[Any], output: PathLike | None) -> None:
+    """Refuse a table of images that lie nobody knows where."""
+    if len(sets) == 2 and output is not None:
+        raise UsageError(
+            "-o is a table of images, and two tables of features do not say where these are; give "
+            "the images, with --encoder"
+        )
 
 
 def _colored(found: Audit, ignored: Values) -> ImageMap | None:
