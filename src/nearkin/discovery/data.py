@@ -16,8 +16,7 @@ from nearkin.data.split import Split, trained_or_scored
 from nearkin.discovery.rounds import Accepted, accept, accepted
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.errors import DataError, UsageError
-from nearkin.labels.held_out import keep_few
-from nearkin.labels.known import label_images, own_images
+from nearkin.labels.known import keep_few, label_images, own_images
 from nearkin.labels.truth import check_disjoint, truth_labels
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.auto import check_batch
