@@ -58,11 +58,9 @@ class DiscoveryData:
     def excluded(self, num_classes: int) -> Bool[np.ndarray, "images classes"]:
         """Return which classes, of the known and the novel ones, images are known not to have."""
         mask = np.zeros((len(self.images), num_classes), bool)
-        row = {name: number for number, name in enumerate(self.images.names)}
-        for path, name in self.accepted.excluded:
-            if name in self.classes:
-                rows = row.get(path, []) if path else self.label == UNLABELED
-                mask[rows, self.classes.index(name)] = True
+        for number, name in enumerate(self.classes):
+            if name in self.accepted.excluded:
+                mask[self.label == UNLABELED, number] = True
         return mask
 
     def lines(self) -> Iterator[str]:
@@ -128,7 +126,7 @@ def open_discovery_data(
         given, notes = accepted(Path(config.accept), parts, where)
         parts = replace(parts, images=parts.images.noted(*notes))
     elif config.mode == "ncd":
-        given = Accepted(excluded=[("", name) for name in parts.images.classes])
+        given = Accepted(excluded=parts.images.classes)
     images = accept(parts.images, given)
     images = images.noted(*(n for n in spellings(images.classes) if n not in images.notes))
     truth, names = None, images.classes

@@ -13,7 +13,6 @@ from nearkin.classifier.report import (
     class_views,
     flag_counts,
     score_meaning,
-    shown_images,
     tiles,
     write_results,
 )
@@ -21,12 +20,10 @@ from nearkin.data.notes import plain
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
     LABEL_COLUMNS,
-    QUESTION_COLUMNS,
     Alternative,
     Cluster,
     cluster_table,
     label_table,
-    question_table,
 )
 from nearkin.discovery.outcome import FAR, OURS, Outcome
 from nearkin.discovery.scores import confusion, mode_match
@@ -48,17 +45,14 @@ from nearkin.report.page.blocks import (
     Table,
     Tiles,
 )
-from nearkin.run.copies import file_names
 from nearkin.run.data import computed_with, versions
 from nearkin.run.reporter import Logger
-from nearkin.run.sheets import class_sheet
 from nearkin.tables import write_csv
 from nearkin.text import aligned
 from nearkin.types import UNLABELED
 
 TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
 ON_PAGE: Final = 20  # Of these on the page
-RANDOM: Final = 12  # Images of each class in its file, beside those of the page
 MAX_NAMED: Final = 12  # Known classes named in the first paragraph
 RELIABILITY: Final = (
     "A reliable class is large, stable across seeds, well separated (silhouette), and its least "
@@ -73,9 +67,6 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     write_csv(folder.clusters, CLUSTER_COLUMNS, classes, to_edit=True)
     to_label = label_table(assignments, outcome.to_label[:TO_LABEL])
     write_csv(folder.to_label, LABEL_COLUMNS, to_label, to_edit=True)
-    questions = question_table(outcome.clusters, assignments)
-    write_csv(folder.questions, QUESTION_COLUMNS, questions, to_edit=True)
-    _write_sheets(outcome)
     numbers = summary(outcome)
     write_results(
         folder,
@@ -90,24 +81,6 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         log=log,
     )
     log.debug("\n".join(lines(numbers)))
-
-
-def _write_sheets(outcome: Outcome) -> None:
-    """Write a sheet of images of each class."""
-    folder, assignments = outcome.folder, outcome.assignments
-    folder.classes.mkdir(exist_ok=True)
-    names = file_names([cluster.name for cluster in outcome.clusters])
-    for cluster, name in zip(outcome.clusters, names, strict=True):
-        if cluster.size:
-            members = np.flatnonzero(assignments.cluster == cluster.number)
-            generator = np.random.default_rng([outcome.config.seed, cluster.number])
-            groups = {
-                "medoid": np.array([cluster.medoid]),
-                **shown_images(assignments, cluster.number),
-                "random": generator.permutation(members)[:RANDOM],
-            }
-            shown = {group: assignments.rows[rows] for group, rows in groups.items()}
-            class_sheet(outcome.dataset.images, shown, folder.classes / f"{name}.png")
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -394,9 +367,8 @@ def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
                 command(data, replace(again, classes=number), folder.config),
             )
     yield (
-        f"Name the classes you accept, in the column name of {folder.clusters.name}; label single "
-        f"images in {folder.to_label.name}; say in {folder.questions.name} which classes are one, "
-        "and which of their core images do not belong to them.",
+        f"Name the classes you accept, in the column name of {folder.clusters.name}, those that "
+        f"are one class alike; label single images in {folder.to_label.name}.",
         "",
     )
     yield (
