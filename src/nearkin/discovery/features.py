@@ -17,14 +17,14 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, BatchLoader
 from nearkin.data.images import Images
-from nearkin.data.rng import seeded, uniform
+from nearkin.data.rng import uniform
 from nearkin.data.samplers import BatchSampler
 from nearkin.distributed import to_device
 from nearkin.encoders.encoder import Encoder
 from nearkin.method import Method
 from nearkin.metrics.kmeans import SAMPLE
 from nearkin.networks.branch import Backbone
-from nearkin.networks.heads import linear_layer, rectified_layer
+from nearkin.networks.heads import linear_layer
 from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views
@@ -48,15 +48,14 @@ class CachedViews:
     def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """Yield the batches of the steps from `start` to before `stop`."""
         for step in range(start, stop):
-            yield self._batch(self.sampler.epoch(step), self.sampler.rows(step))
-
-    def _batch(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> Batch:
-        # Draws are a hash of seed, epoch and image, so a resumed run draws the same views.
-        draws = uniform(self.sampler.seed, epoch, rows, CHOICE, len(self.views))
-        chosen = torch.from_numpy(draws.argsort(axis=1)[:, : self.num_views])
-        view, index = (to_device(x, self.views.device) for x in (chosen.T, torch.from_numpy(rows)))
-        views = self.views[view, index][..., None, None]
-        return Batch(tuple(views), index, self.labels[index])
+            epoch, rows = self.sampler.epoch(step), self.sampler.rows(step)
+            # Draws are a hash of seed, epoch and image, so a resumed run draws the same views.
+            draws = uniform(self.sampler.seed, epoch, rows, CHOICE, len(self.views))
+            drawn = torch.from_numpy(draws.argsort(axis=1)[:, : self.num_views]).T
+            own = torch.from_numpy(rows)
+            view, index = (to_device(x, self.views.device) for x in (drawn, own))
+            views = self.views[view, index][..., None, None]
+            yield Batch(tuple(views), index, self.labels[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +176,6 @@ def check_layers(layers: str, backbone: Backbone) -> None:
     part, _ = split_layers(layers)
     if part != "top":
         trained_parts(backbone, part)
-
-
-def random_layer(encoder: DiscoveryEncoder, seed: int) -> Backbone:
-    """Return an untrained layer on top of an encoder, as a seed draws it."""
-    with seeded(seed, torch.device("cpu")):
-        return rectified_layer(encoder.cached.center.shape[1], LAYER_DIM)
 
 
 def principal_layer(encoder: DiscoveryEncoder, rows: Int64[np.ndarray, " n"]) -> Backbone:
