@@ -1,7 +1,7 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ class DiscoveryData:
     truth: Int64[np.ndarray, " images"] | None
     """True classes, for scoring only; known ones keep their numbers, others come after them."""
     names: tuple[str, ...]  # Of all true classes, or of the known ones if there is no truth
-    accepted: Accepted = field(default_factory=Accepted)
+    accepted: Accepted
     """What comes from an earlier discovery, and what unlabeled images cannot be."""
 
     @property

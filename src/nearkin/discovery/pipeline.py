@@ -22,15 +22,7 @@ from nearkin.discovery.number import NumberOfClasses, estimate_number
 from nearkin.discovery.stages import OPTIONS, Stage, StageInit, Stages
 from nearkin.discovery.start import kept_encoder
 from nearkin.discovery.task import DiscoveryTask
-from nearkin.discovery.trials import (
-    FOLDS,
-    Candidate,
-    Trial,
-    Trials,
-    accuracies,
-    best,
-    candidates,
-)
+from nearkin.discovery.trials import FOLDS, Candidate, Trial, Trials, accuracies, best, candidates
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.method import Method
 from nearkin.metrics.kmeans import COPIES, WIDEST
@@ -145,8 +137,8 @@ class Pipeline:
         trials, chosen = self._chosen(stages)
         if config.train_layers != "top":
             base = replace(base, precision=precision_of(self.device))
-            where = self.device, self.folder.kept_features
-            encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, *where)
+            how = config.train_layers, base, self.device, self.folder.kept_features
+            encoder = FinetunedEncoder(pretrained, cached, dataset.images, *how)
             stages = Stages(encoder, task, base)
         return DiscoveryState(
             config, dataset, pretrained, stages, estimate, findings, trials, chosen

@@ -9,13 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from msgspec import structs
 
-from nearkin.classifier.report import (
-    class_views,
-    flag_counts,
-    score_meaning,
-    tiles,
-    write_results,
-)
+from nearkin.classifier.report import class_views, flag_counts, score_meaning, tiles, write_results
 from nearkin.data.notes import plain
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,

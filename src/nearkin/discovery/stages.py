@@ -16,12 +16,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
-from nearkin.discovery.features import (
-    LAYER_DIM,
-    DiscoveryEncoder,
-    principal_layer,
-    top_features,
-)
+from nearkin.discovery.features import LAYER_DIM, DiscoveryEncoder, principal_layer, top_features
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.method import Method
 from nearkin.methods import METHODS

@@ -101,10 +101,9 @@ def _labeled(images: Images, recognized: "Recognized", labeled: str) -> Images:
     own = own_images(everything)
     labels = [composed(recognized.classes.get(name, "")) for name in everything.names]
     merged, groups = with_copies(everything, labels)
-    spare = set[int]()  # copies that need not be added
-    for group in groups:
-        first = next((row for row in group if own[row]), group[0])
-        spare.update(row for row in group if row != first and not own[row])
+    # Of copies, those of the data stay, or else the first; others need not be added.
+    ordered = (sorted(group, key=lambda row: not own[row]) for group in groups)
+    spare = {row for group in ordered for row in group[1:] if not own[row]}
     keep = np.setdiff1d(np.arange(len(everything)), sorted(spare))
     annotated = _annotations(everything, recognized, groups)
     classes, numbers = numbered([merged[row] for row in keep])
