@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from msgspec import structs
@@ -68,7 +68,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         outcome.dataset.images,
         assignments,
         _embeddings(outcome),
-        build_page(outcome),
+        build_page(outcome, numbers),
         numbers,
         data=outcome.data,
         encoder=outcome.digest,
@@ -111,8 +111,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """Summarize a discovery in lines: classes, scores beside the baselines, and warnings."""
-    sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
-    named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
+    sizes, named = _sizes(summary, "novel"), _sizes(summary, "known")
     classes = count(len(sizes), "novel class")
     if sizes:
         classes += f" of {min(sizes)} to {max(sizes)} images"
@@ -126,6 +125,11 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _sizes(summary: Mapping[str, Any], kind: str) -> list[int]:
+    """Return how many unlabeled images are in each of the novel or of the known classes."""
+    return [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == kind]
+
+
 def _embeddings(outcome: Outcome) -> Embeddings:
     """Return the features that the heads take, with true classes where these are known."""
     dataset, images = outcome.dataset, outcome.dataset.images
@@ -135,7 +139,7 @@ def _embeddings(outcome: Outcome) -> Embeddings:
     return replace(embedded, splits=dataset.parts.splits)
 
 
-def build_page(outcome: Outcome) -> Page:
+def build_page(outcome: Outcome, summary: Mapping[str, Any]) -> Page:
     """Return the content of the page."""
     images, novel, known = outcome.dataset.images, *_views(outcome)
     stage = outcome.folder.stage(f"{outcome.state.chosen.method}-0")  # the last one of the result
@@ -146,14 +150,7 @@ def build_page(outcome: Outcome) -> Page:
     return Page(
         kicker="nearkin discover",
         title=f"{num_novel} in {name}",
-        lead=lead(
-            outcome.config.mode,
-            outcome.dataset.classes,
-            len(images) - num_unlabeled,
-            [view.size for view in novel],
-            sum(view.size for view in known),
-            _origin_of_number(outcome),
-        ),
+        lead=lead(summary, _origin_of_number(outcome)),
         sections=(
             ("Findings", (Findings(tuple(finding.text for finding in outcome.findings)),)),
             ("Novel classes", (Paragraphs(none), Cards("new", novel, num_unlabeled))),
@@ -188,30 +185,24 @@ def _views(outcome: Outcome) -> tuple[tuple[ClassView, ...], tuple[ClassView, ..
     return tuple(views["novel"]), tuple(views["known"])
 
 
-def lead(
-    mode: Literal["gcd", "ncd"],
-    known: Sequence[str],
-    num_labeled: int,
-    novel: Sequence[int],
-    num_assigned: int,
-    number: str,
-) -> str:
+def lead(summary: Mapping[str, Any], number: str) -> str:
     """Return the first paragraph: what was asked, and what was found.
 
-    `novel` are the sizes of the novel classes, and `number` says how many were wanted and why.
+    `number` says how many novel classes were wanted and why.
     """
+    known, novel, assigned = summary["known"], _sizes(summary, "novel"), _sizes(summary, "known")
     num_novel, more = count(len(novel), "novel class"), len(known) - MAX_NAMED
     names = ", ".join(known[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
     result = f"All unlabeled images were assumed novel and clustered into {num_novel}."
-    if mode == "gcd":
+    if summary["mode"] == "gcd":
         result = (
-            f"Of these, {sum(novel):,} were clustered into {num_novel}, and {num_assigned:,} were "
-            "assigned to known classes."
+            f"Of these, {sum(novel):,} were clustered into {num_novel}, and {sum(assigned):,} "
+            "were assigned to known classes."
         )
     return (
-        f"{count(num_labeled, 'image')} of {count(len(known), 'known class')} ({names}) came with "
-        f"a label; {sum(novel) + num_assigned:,} came without. {result} The number of novel "
-        f"classes was {number}."
+        f"{count(summary['labeled'], 'image')} of {count(len(known), 'known class')} ({names}) "
+        f"came with a label; {sum(novel) + sum(assigned):,} came without. {result} The number of "
+        f"novel classes was {number}."
     )
 
 
