@@ -34,7 +34,7 @@ from nearkin.discovery.data import DiscoveryData
 from nearkin.discovery.features import NUM_VIEWS, DiscoveryEncoder, FinetunedEncoder, top_features
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline
-from nearkin.discovery.scores import Protocol, mode_match, score, score_quality
+from nearkin.discovery.scores import Protocol, Scored, mode_match
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.discovery.trials import Trial
 from nearkin.encoders.encoder import write_encoder
@@ -184,8 +184,11 @@ class Outcome:
         """The rows of the assignments whose labels would teach most, most first."""
         return label_first(self.assignments, self.task.rows)
 
+    def _scored(self, rows: Int[np.ndarray, " rows"], images: str) -> Scored:
+        return Scored(images, self.dataset.images.groups[rows], self.config.seed)
+
     @property
-    def _scored(self) -> dict[str, Int[np.ndarray, " scored"]]:
+    def _parts(self) -> dict[str, Int[np.ndarray, " scored"]]:
         """The images that are scored by a truth, by what their scores are called."""
         return {"train": self.task.unlabeled, "held out": self.dataset.parts.test_rows}
 
@@ -206,17 +209,10 @@ class Outcome:
             return []
         scores = list[Metric]()
         for protocol, where in SCORED[self.config.mode]:
-            rows = self._scored[where]
+            rows = self._parts[where]
             found = clustering.novel if protocol == "task-aware" else clustering.joint
-            of_protocol = score(
-                protocol,
-                truth[rows],
-                found[rows],
-                num_known=self.task.num_known,
-                images=IMAGES[where],
-                groups=self.dataset.images.groups[rows],
-                seed=self.config.seed,
-            )
+            scored, num_known = self._scored(rows, IMAGES[where]), self.task.num_known
+            of_protocol = scored.score(protocol, truth[rows], found[rows], num_known)
             scores += [replace(each, name=f"{each.name}, {where}") for each in of_protocol]
         return scores
 
@@ -227,19 +223,13 @@ class Outcome:
         if truth is None:
             return []
         clusters, qualities = self.clusterings[OURS].of(self.task), list[Metric]()
-        for where, part in self._scored.items():
+        for where, part in self._parts.items():
             matched = mode_match(truth[part], clusters[part], self.task)
             own = np.isin(rows, part) & (truth[rows] >= self.task.num_known)
-            qualities += [
-                replace(each, name=f"{each.name}, {where}")
-                for each in score_quality(
-                    self.assignments.score[own],
-                    right(truth[rows[own]], self.assignments.cluster[own], matched),
-                    images=f"{IMAGES[where]} of novel classes",
-                    groups=self.dataset.images.groups[rows[own]],
-                    seed=self.config.seed,
-                )
-            ]
+            correct = right(truth[rows[own]], self.assignments.cluster[own], matched)
+            scored = self._scored(rows[own], f"{IMAGES[where]} of novel classes")
+            of_part = scored.quality(self.assignments.score[own], correct)
+            qualities += [replace(each, name=f"{each.name}, {where}") for each in of_part]
         return qualities
 
 

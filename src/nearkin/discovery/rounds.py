@@ -103,7 +103,7 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
             f"{run} labels none of these images: no image of a class with a name is flagged as "
             f"core, or they are others; label single images in {folder.to_label.name}"
         )
-    given = Accepted(labels, earlier.excluded, _num_left(folder, {*names}, of_images))
+    given = Accepted(labels, earlier.excluded, _num_left(folder, names, of_images))
     return given, _accepted_notes(folder, labels, every, own)
 
 
