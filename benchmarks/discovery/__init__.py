@@ -22,7 +22,7 @@ from benchmarks.discovery.sets import SETS, Bench
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, commit
 from benchmarks.shared.seeds import interval
-from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
+from nearkin.discovery.outcome import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import Stage, Stages
 from nearkin.discovery.task import DiscoveryTask

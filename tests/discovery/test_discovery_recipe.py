@@ -127,7 +127,8 @@ def learning(path, tmp_path):
     fixed = dict(image_size=SIDE, precision="fp32", workers=0, cache="off")
     base = TrainConfig(**{name: getattr(config, name) for name in shared}, **fixed)
     cached = Extraction(pretrained, dataset.images, UNTOUCHED, CPU, 0).compute().features
-    encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, CPU)
+    layers = config.train_layers
+    encoder = FinetunedEncoder(pretrained, cached, dataset.images, layers, base, CPU)
     stages = Stages(encoder, task, base)
     return stages.classes(stages.start(lambda _: None), config.options)
 

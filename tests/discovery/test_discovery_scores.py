@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from nearkin.discovery.scores import (
-    confusion,
-    joint_match,
-    novel_match,
-    score,
-    score_quality,
-)
+from nearkin.discovery.scores import Scored, confusion, joint_match, novel_match
 from nearkin.metrics import clusters
 from nearkin.metrics.clusters import match, right
 from nearkin.metrics.intervals import score_interval
@@ -25,14 +19,14 @@ PROTOCOLS = ("task-aware", "task-agnostic", "GCD")
 
 def scored(protocol, truth, predicted, num_known=0, images="images", groups=None):
     """The scores of images that are independent unless there are groups."""
-    how = dict(images=images, groups=np.arange(len(truth)) if groups is None else groups)
-    return score(protocol, truth, predicted, num_known=num_known, seed=3, **how)
+    groups = np.arange(len(truth)) if groups is None else groups
+    return Scored(images, groups, seed=3).score(protocol, truth, predicted, num_known)
 
 
 def quality(certainty, correct, groups=None):
     """What the scores of images are worth that are independent unless there are groups."""
     groups = np.arange(len(correct)) if groups is None else groups
-    return score_quality(certainty, correct, images="images", groups=groups, seed=0)
+    return Scored("images", groups, seed=0).quality(certainty, correct)
 
 
 def values(protocol, truth, predicted, num_known=0):

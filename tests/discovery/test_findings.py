@@ -254,14 +254,17 @@ def test_only_ncd_warns_of_hidden_classes():
 
 
 def test_the_first_paragraph_says_what_was_asked_and_found():
+    found = [("novel", 700), ("novel", 450), ("known", 30), ("known", 20)]
+    clusters = [{"kind": kind, "size": size} for kind, size in found]
     known = [f"k{number}" for number in range(14)]
-    number = "estimated by silhouette; the interval is 2 to 4"
-    assert lead("gcd", known, 1, [700, 450], 50, number) == (
+    summary = {"mode": "gcd", "known": known, "labeled": 1, "clusters": clusters}
+    assert lead(summary, "estimated by silhouette; the interval is 2 to 4") == (
         "1 image of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11 and 2 "
         "more) came with a label; 1,200 came without. Of these, 1,150 were clustered into 2 novel "
         "classes, and 50 were assigned to known classes. The number of novel classes was "
         "estimated by silhouette; the interval is 2 to 4."
     )
-    disjoint = lead("ncd", ["dog"], 9, [1], 0, "given")
+    disjoint = {"mode": "ncd", "known": ["dog"], "labeled": 9, "clusters": clusters[:1]}
+    disjoint = lead(disjoint, "given")
     assert "All unlabeled images were assumed novel and clustered into 1 novel class." in disjoint
     assert "assigned to known" not in disjoint

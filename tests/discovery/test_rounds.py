@@ -2,11 +2,9 @@
 
 import shutil
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
-import numpy as np
 import pytest
 from discoveries import (
     LEAST,
@@ -210,79 +208,12 @@ def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
         assert left == before, says
 
 
-def answer(run_folder, *answers):
-    """Answer questions as a user would; ones that were not asked are appended."""
-    asked = rows(run_folder / "questions.csv")
-    written = [dict(question="", cluster=c, other=o, path=p, answer=a) for c, o, p, a in answers]
-    said = {(row["cluster"], row["other"], row["path"]) for row in written}
-    kept = [row for row in asked if (row["cluster"], row["other"], row["path"]) not in said]
-    write_rows(run_folder / "questions.csv", kept + written)
-
-
-def test_it_asks_which_classes_are_one_and_whether_typical_images_belong(discovery):
-    asked, clusters = rows(discovery / "questions.csv"), rows(discovery / "clusters.csv")
-    found = {row["path"]: row["cluster"] for row in rows(discovery / "assignments.csv")}
-    of_images = [row for row in asked if row["path"]]
-    assert {row["cluster"] for row in of_images} == {
-        row["cluster"] for row in clusters if row["kind"] == "novel" and row["size"] != "0"
-    }
-    assert all(found[row["path"]] == row["cluster"] for row in of_images)
-    medoids = {row["cluster"]: row["medoid"] for row in clusters}
-    first = {row["cluster"]: row["path"] for row in reversed(of_images)}
-    assert first.items() <= medoids.items()
-    merges = {frozenset((row["cluster"], other)) for row in clusters
-              for other in filter(None, row["merge"].split("; "))}  # fmt: skip
-    pairs = [frozenset((row["cluster"], row["other"])) for row in asked if row["other"]]
-    assert sorted(map(sorted, pairs)) == sorted(map(sorted, merges))
-
-
-def test_answers_merge_classes_and_take_images_out_of_them(edited, parts):
-    sure, core = be_sure(edited)
-    name(edited, {sure: "three"})
-    other = next(row["cluster"] for row in rows(edited / "clusters.csv")
-                 if row["kind"] == "novel" and row["cluster"] != sure)  # fmt: skip
-    out = min(core - held_out(edited))
-    found = {row["cluster"] for row in rows(edited / "assignments.csv")}
-    answer(edited, (sure, other, "", "Yes"), (sure, "", out, "no"))
-    given, _ = accepted(edited, parts, "labels.csv")
-    assert given.labels.keys() == core - held_out(edited) - {out}
-    assert given.excluded == [(out, "three")]
-    assert given.num_left == 0
-    answer(edited, (sure, other, "", "no"))
-    assert accepted(edited, parts, "labels.csv")[0].num_left == (other in found)
-    for wrong in ("perhaps", "2"):
-        answer(edited, (sure, other, "", wrong))
-        with pytest.raises(DataError, match=f"'{wrong}' is no answer for {sure} and {other}"):
-            accepted(edited, parts, "labels.csv")
-    answer(edited, (sure, other, "", "yes"))
-    name(edited, {other: "four"})
-    with pytest.raises(DataError, match=r"are one class, but clusters\.csv names them 'three'"):
-        accepted(edited, parts, "labels.csv")
-
-
 def test_a_name_typed_in_two_letters_is_the_class_that_labels_write_in_one(edited, parts):
-    """As macOS types accents: what the images of the class are, and what others are not."""
-    sure, core = be_sure(edited)
-    out = min(core - held_out(edited))
+    """As macOS types accents."""
+    sure, _ = be_sure(edited)
     name(edited, {sure: normalize("NFD", "café")})
-    answer(edited, (sure, "", out, "no"))
     given, _ = accepted(edited, parts, "labels.csv")
     assert set(given.labels.values()) == {"café"}
-    assert given.excluded == [(out, "café")]
-
-
-def test_answers_on_the_classes_of_other_images_are_not_accepted(edited, parts):
-    """Of a run that shares only its labeled images with these, as examples in a folder may be."""
-    one, other, *_ = (row["cluster"] for row in rows(edited / "clusters.csv")
-                      if row["kind"] == "novel")  # fmt: skip
-    answer(edited, (one, other, "", "yes"))
-    assert accepted(edited, parts, "labels.csv")[0].labels == {}
-    found = {row["path"] for row in rows(edited / "assignments.csv")}
-    shared = [row for row, name in enumerate(parts.images.names) if name not in found]
-    labels = np.array([0] * len(shared))
-    few = replace(parts.images.subset(np.array(shared)), labels=labels, classes=("digit 0",))
-    with pytest.raises(DataError, match="labels none of these images"):
-        accepted(edited, split_images(few, 0.1, 0), "labels.csv")
 
 
 def test_after_novel_classes_alone_unlabeled_images_are_never_of_the_first_known_ones(

@@ -11,7 +11,7 @@ from torch import nn
 
 from nearkin.classifier.features import UNTOUCHED, CachedFeatures, Extraction, ViewSettings
 from nearkin.classifier.layers import trainable_copy
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler, TwoStreamBatchSampler
 from nearkin.discovery import stages as module
@@ -334,8 +334,8 @@ def finetuned():
     cached = Extraction(pretrained, images, UNTOUCHED, CPU, 0).compute().features
 
     def encoder(layers="all"):
-        config, settings = DiscoverConfig(train_layers=layers), base(cache="off", image_size=8)
-        return FinetunedEncoder(pretrained, cached, images, config, settings, CPU)
+        settings = base(cache="off", image_size=8)
+        return FinetunedEncoder(pretrained, cached, images, layers, settings, CPU)
 
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNLABELED)
     return encoder, DiscoveryTask(label, np.arange(40), 2, 2)
@@ -395,7 +395,7 @@ def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
     settings = resolve(TrainConfig(backbone="small", batch_size=4), images, CPU)
     pretrained = Encoder(build_backbone("small", 32), 32, {})
     nothing = CachedFeatures(torch.zeros(8, 0), torch.zeros(0, 8, 0))
-    encoder = FinetunedEncoder(pretrained, nothing, images, DiscoverConfig(), settings, CPU)
+    encoder = FinetunedEncoder(pretrained, nothing, images, "all", settings, CPU)
     order = TwoStreamBatchSampler(*2 * [np.zeros(0, np.int64)], np.arange(8), 4, 0)
     batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNLABELED)).load(0, 1))
     assert {view.shape for view in batch.views} == {(4, 3, 32, 32)}

@@ -9,8 +9,8 @@ import torch
 from nearkin.classifier.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.classifier.features import CachedFeatures
 from nearkin.config import TrainConfig
-from nearkin.discovery.clusterings import kmeans_clustering
 from nearkin.discovery.features import FrozenEncoder
+from nearkin.discovery.outcome import kmeans_clustering
 from nearkin.discovery.stages import Stages
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import match, right

@@ -14,7 +14,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.rng import permutation
 from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.outcome import calibrate
-from nearkin.discovery.stages import Stages
+from nearkin.discovery.stages import Stage, Stages
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
@@ -27,7 +27,6 @@ from nearkin.discovery.trials import (
     best,
     candidates,
     folds,
-    shorter,
 )
 from nearkin.errors import UsageError
 from nearkin.files import PARTIAL
@@ -71,7 +70,7 @@ BASE = TrainConfig(
 def trials(folder, mode, cached, task, options=None, **base):
     encoder, settings = FrozenEncoder(cached, CPU), replace(BASE, **base)
     stages = Stages(encoder, replace(task, mode=mode), settings)
-    return Trials(stages, folder, options or {}, train=shorter)
+    return Trials(stages, folder, options or {}, train=Stage.try_out)
 
 
 def first_trial(folder, mode, *given, **base):

@@ -23,7 +23,7 @@ BACKBONE = "timm:test_efficientnet?channel_multiplier=0.25"
 """With convolutions and batch norms, and of 50 kB: it is kept three times for each release."""
 DROPPED = (
     ".nearkin-run", ".nearkin-run.lock", "train.log", "report.html", "start.safetensors",
-    "checkpoints", "plots", "classes",
+    "checkpoints", "plots",
 )  # fmt: skip
 """What a run is continued from, as all stages but their page; and what is made of the rest."""
 

@@ -8,7 +8,7 @@ import pytest
 from nearkin.classification.data import open_labeled_data
 from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.discovery.data import check_sizes, open_discovery_data
-from nearkin.labels.held_out import FEW
+from nearkin.labels.known import FEW
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Images of a class: small ones for the page, and a sheet."""
+"""Small images for the page, and a sheet of images."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ from PIL import Image
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
 from nearkin.report.image_map import thumbnails
-from nearkin.run.sheets import class_sheet, save_sheet
+from nearkin.run.sheets import save_sheet
 
 
 def opened(uri):
@@ -68,55 +68,6 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
     assert list(thumbnails(images, np.arange(3))) == [1]
     assert thumbnails(images, np.array([0])) == {}
     assert thumbnails(images, np.arange(0)) == {}
-
-
-def sheet_of(images, groups, tmp_path):
-    path = class_sheet(images, groups, tmp_path / "new-1.png")
-    assert path == tmp_path / "new-1.png"
-    return pixels_of(path)
-
-
-def split_sheet(sheet, side, scale):
-    """The margin of the labels, and the tiles: rows, columns, side, side, 3."""
-    cell, wide = (side + 4) * scale, 12
-    margin = sheet.shape[1] - wide * cell
-    tiles = sheet[:, margin:].reshape(-1, cell, wide, cell, 3).swapaxes(1, 2)
-    edge = 2 * scale
-    return sheet[:, :margin], tiles[:, :, edge:-edge, edge:-edge][:, :, ::scale, ::scale]
-
-
-def test_a_sheet_shows_the_images_of_each_group_in_their_order(tmp_path):
-    images = open_images("digits")
-    groups = {
-        "medoid": np.array([9]),
-        "core": np.arange(24)[::-1].copy(),
-        "border": np.arange(100, 112),
-        "random": np.array([9, 9, 4]),
-    }
-    margin, tiles = split_sheet(sheet_of(images, groups, tmp_path), 16, 4)
-    assert tiles.shape[:2] == (5, 12)
-    filled = [*tiles[0][:1], *tiles[1], *tiles[2], *tiles[3], *tiles[4][:3]]
-    for tile, row in zip(filled, np.concatenate(list(groups.values())), strict=True):
-        assert np.abs(tile.astype(int) - images.read(row)).max() <= 1
-    assert (tiles[0][1:] == 255).all()
-    assert (tiles[4][3:] == 255).all()
-    labeled = [(line < 128).any() for line in np.split(margin, 5)]
-    assert labeled == [True, True, False, True, True]
-
-
-def test_a_sheet_leaves_out_what_cannot_be_read_and_keeps_the_row_of_an_empty_group(tmp_path):
-    images = photographs(tmp_path / "data", (200, 200), (120, 120), (150, 300))
-    (tmp_path / "data" / "1.jpg").unlink()
-    groups = {"core": np.array([1, 2, 0]), "border": np.arange(0)}
-    margin, tiles = split_sheet(sheet_of(images, groups, tmp_path), 96, 1)
-    assert tiles.shape[:2] == (2, 12)
-    for tile, row in zip(tiles[0][:2], (2, 0)):
-        assert np.abs(tile.astype(int) - center(images.read(row), 96)).max() <= 1
-    assert (tiles[0][2:] == 255).all()
-    assert (tiles[1] == 255).all()
-    assert all((line < 128).any() for line in np.split(margin, 2))
-    _, tiles = split_sheet(sheet_of(images, {"core": np.array([1])}, tmp_path), 96, 1)
-    assert (tiles == 255).all()  # none can be read
 
 
 def test_a_sheet_without_labels_has_no_margin_and_longer_labels_have_a_wider_one(tmp_path):

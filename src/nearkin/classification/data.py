@@ -13,8 +13,7 @@ from nearkin.data.labels import class_names, numbered
 from nearkin.data.notes import Note, lines, named
 from nearkin.data.split import Split, trained_or_scored
 from nearkin.errors import DataError
-from nearkin.labels.held_out import keep_few
-from nearkin.labels.known import label_images
+from nearkin.labels.known import keep_few, label_images
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.data import hold_out, learnable, open_usable
 from nearkin.run.folder import RunFolder

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 
 from nearkin.classifier.assignments import Assignments, rounded, typical
 from nearkin.classifier.reference import Reference, class_sums, compare_with_means
-from nearkin.classifier.report import CORE
 from nearkin.metrics.metric import Metric
 from nearkin.metrics.selection import least_certain
 from nearkin.objectives import unit
@@ -280,25 +279,3 @@ def label_table(assignments: Assignments, rows: Clusters) -> Iterator[list[Any]]
     for row in rows.tolist():
         score, margin = float(assignments.score[row]), float(assignments.margin[row])
         yield [paths[row], "", names[row], rounded(score), rounded(margin)]
-
-
-QUESTION_COLUMNS: Final = ("question", "cluster", "other", "path", "answer")
-
-
-def question_table(
-    clusters: Iterable[Cluster], assignments: Assignments
-) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of questions.csv; answers, yes or no, are for the user to fill in.
-
-    Whether two novel classes that may be one are, each pair once; and whether the most typical
-    images of each, as the report shows them, belong to it.
-    """
-    novel = [cluster for cluster in clusters if cluster.kind == "novel"]
-    for cluster in novel:
-        for other in cluster.merge:
-            if cluster.name < other:
-                yield "are they one class?", cluster.name, other, "", ""
-    paths = assignments.paths
-    for cluster in novel:
-        for row in typical(assignments, cluster.number)[:CORE].tolist():
-            yield "does it belong to it?", cluster.name, "", paths[row], ""

@@ -1,7 +1,7 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,7 @@ from nearkin.data.split import Split, trained_or_scored
 from nearkin.discovery.rounds import Accepted, accept, accepted
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.errors import DataError, UsageError
-from nearkin.labels.held_out import keep_few
-from nearkin.labels.known import label_images, own_images
+from nearkin.labels.known import keep_few, label_images, own_images
 from nearkin.labels.truth import check_disjoint, truth_labels
 from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.auto import check_batch
@@ -38,7 +37,7 @@ class DiscoveryData:
     truth: Int64[np.ndarray, " images"] | None
     """True classes, for scoring only; known ones keep their numbers, others come after them."""
     names: tuple[str, ...]  # Of all true classes, or of the known ones if there is no truth
-    accepted: Accepted = field(default_factory=Accepted)
+    accepted: Accepted
     """What comes from an earlier discovery, and what unlabeled images cannot be."""
 
     @property
@@ -59,11 +58,9 @@ class DiscoveryData:
     def excluded(self, num_classes: int) -> Bool[np.ndarray, "images classes"]:
         """Return which classes, of the known and the novel ones, images are known not to have."""
         mask = np.zeros((len(self.images), num_classes), bool)
-        row = {name: number for number, name in enumerate(self.images.names)}
-        for path, name in self.accepted.excluded:
-            if name in self.classes:
-                rows = row.get(path, []) if path else self.label == UNLABELED
-                mask[rows, self.classes.index(name)] = True
+        for number, name in enumerate(self.classes):
+            if name in self.accepted.excluded:
+                mask[self.label == UNLABELED, number] = True
         return mask
 
     def lines(self) -> Iterator[str]:
@@ -129,7 +126,7 @@ def open_discovery_data(
         given, notes = accepted(Path(config.accept), parts, where)
         parts = replace(parts, images=parts.images.noted(*notes))
     elif config.mode == "ncd":
-        given = Accepted(excluded=[("", name) for name in parts.images.classes])
+        given = Accepted(excluded=parts.images.classes)
     images = accept(parts.images, given)
     images = images.noted(*(n for n in spellings(images.classes) if n not in images.notes))
     truth, names = None, images.classes

@@ -13,24 +13,25 @@ from torch import Tensor, nn
 from nearkin.classifier.classifier import apply_layer, frozen_copy
 from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
 from nearkin.classifier.layers import trainable_copy, trained_parts
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, BatchLoader
 from nearkin.data.images import Images
-from nearkin.data.rng import seeded, uniform
+from nearkin.data.rng import uniform
 from nearkin.data.samplers import BatchSampler
 from nearkin.distributed import to_device
 from nearkin.encoders.encoder import Encoder
 from nearkin.method import Method
 from nearkin.metrics.kmeans import SAMPLE
 from nearkin.networks.branch import Backbone
-from nearkin.networks.heads import linear_layer, rectified_layer
+from nearkin.networks.heads import linear_layer
 from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views
 NUM_VIEWS: Final = 8  # Views of each image whose features are kept
 SAME: Final = 1e-6  # Deviation, relative to their size, below which features are all the same
 LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of an encoder
+TOP: Final = ",top"  # Behind the part of a network that learns, where such a layer does too
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +49,14 @@ class CachedViews:
     def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """Yield the batches of the steps from `start` to before `stop`."""
         for step in range(start, stop):
-            yield self._batch(self.sampler.epoch(step), self.sampler.rows(step))
-
-    def _batch(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> Batch:
-        # Draws are a hash of seed, epoch and image, so a resumed run draws the same views.
-        draws = uniform(self.sampler.seed, epoch, rows, CHOICE, len(self.views))
-        chosen = torch.from_numpy(draws.argsort(axis=1)[:, : self.num_views])
-        view, index = (to_device(x, self.views.device) for x in (chosen.T, torch.from_numpy(rows)))
-        views = self.views[view, index][..., None, None]
-        return Batch(tuple(views), index, self.labels[index])
+            epoch, rows = self.sampler.epoch(step), self.sampler.rows(step)
+            # Draws are a hash of seed, epoch and image, so a resumed run draws the same views.
+            draws = uniform(self.sampler.seed, epoch, rows, CHOICE, len(self.views))
+            drawn = torch.from_numpy(draws.argsort(axis=1)[:, : self.num_views]).T
+            own = torch.from_numpy(rows)
+            view, index = (to_device(x, self.views.device) for x in (drawn, own))
+            views = self.views[view, index][..., None, None]
+            yield Batch(tuple(views), index, self.labels[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class FinetunedEncoder:
     pretrained: Encoder
     cached: CachedFeatures  # Of the pretrained encoder
     images: Images
-    config: DiscoverConfig
+    layers: str  # What learns, as `--train-layers` has it
     base: TrainConfig  # Resolved settings of all stages
     device: torch.device
     aside: Path | None = None  # See `Extraction`
@@ -105,12 +105,11 @@ class FinetunedEncoder:
     @property
     def has_layer(self) -> bool:
         """Whether a layer on top of the network learns."""
-        return split_layers(self.config.train_layers)[1]
+        return self.layers.endswith(TOP)
 
     def backbone(self, layer: Backbone | None) -> Backbone:
         """Return a copy of the pretrained network, of which the named part learns, and a layer."""
-        part, _ = split_layers(self.config.train_layers)
-        network = trainable_copy(self.pretrained.backbone, part)
+        network = trainable_copy(self.pretrained.backbone, self.layers.removesuffix(TOP))
         if layer is None:
             return network
         return Backbone(nn.Sequential(network, layer.body), layer.feature_dim)
@@ -147,7 +146,7 @@ class FinetunedEncoder:
     def trained(self, method: Method[Any]) -> Encoder:
         """Return the encoder whose network a method has trained, without a layer on top."""
         network, _ = self._parts(method)
-        details = {**self.pretrained.details, "fine_tuned": self.config.train_layers}
+        details = {**self.pretrained.details, "fine_tuned": self.layers}
         return Encoder(network, self.pretrained.preprocessing, details)
 
     def _parts(self, method: Method[Any]) -> tuple[Backbone, nn.Module]:
@@ -162,27 +161,10 @@ class FinetunedEncoder:
 DiscoveryEncoder = FrozenEncoder | FinetunedEncoder
 
 
-def split_layers(layers: str) -> tuple[str, bool]:
-    """Return the part of the network that learns, and whether a layer on top of it does.
-
-    >>> split_layers("last:2,top"), split_layers("last:2")
-    (('last:2', True), ('last:2', False))
-    """
-    part = layers.removesuffix(",top")
-    return part, part != layers
-
-
 def check_layers(layers: str, backbone: Backbone) -> None:
     """Refuse a `--train-layers` that a backbone does not have."""
-    part, _ = split_layers(layers)
-    if part != "top":
-        trained_parts(backbone, part)
-
-
-def random_layer(encoder: DiscoveryEncoder, seed: int) -> Backbone:
-    """Return an untrained layer on top of an encoder, as a seed draws it."""
-    with seeded(seed, torch.device("cpu")):
-        return rectified_layer(encoder.cached.center.shape[1], LAYER_DIM)
+    if layers != "top":
+        trained_parts(backbone, layers.removesuffix(TOP))
 
 
 def principal_layer(encoder: DiscoveryEncoder, rows: Int64[np.ndarray, " n"]) -> Backbone:

@@ -32,11 +32,9 @@ UNLABELED_KNOWN: Final = 0.1  # Share of unlabeled images that may seem to be of
 NEIGHBORS: Final = 10  # Nearest images that tell where an image lies
 TORCHVISION: Final = ("torchvision:", "https://download.pytorch.org/models/")
 """How names and addresses of torchvision's weights begin. A name without a tag is of a file's."""
+# In timm's tags: sets of ImageNet, and methods that learn from images alone
 LABELED: Final = re.compile(r"(^|_)inw?\d+k(_|$)")
-"""The sets of ImageNet in timm's tags."""
-FINE_TUNED: Final = "ft_in"
 UNLABELED_METHOD: Final = re.compile(r"mae|mim|dino|jepa")
-"""Methods in timm's tags that learn from images alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +48,7 @@ class Finding:
 def early_findings(
     features: Float[Tensor, "images dim"], task: DiscoveryTask, known: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield the warnings that need no training on labels.
-
-    `features` are of all images, by an encoder that has seen no label.
-    """
+    """Yield the warnings on images and their features by an encoder that has seen no label."""
     yield from few_images(len(task.unlabeled), task.num_novel)
     if task.disjoint:
         x = features[torch.from_numpy(task.rows)].numpy()
@@ -67,12 +62,14 @@ def labels_seen(encoder: Encoder) -> Iterator[Finding]:
     searched for.
     """
     details = encoder.details
-    method, layers = str(details.get("method", "")), details.get("fine_tuned")
-    supervised = method in METHODS and METHODS[method].uses_labels
-    weights = next(filter(learned_labels, _weights(details)), "")
-    if layers or supervised or weights:
-        how = f"its weights are {weights}" if weights else f"it was trained by {method}"
-        how = f"its layers {layers} were fine-tuned" if layers else how
+    method, how = str(details.get("method", "")), ""
+    if method in METHODS and METHODS[method].uses_labels:
+        how = f"it was trained by {method}"
+    if weights := next(filter(learned_labels, _weights(details)), ""):
+        how = f"its weights are {weights}"
+    if layers := details.get("fine_tuned"):
+        how = f"its layers {layers} were fine-tuned"
+    if how:
         yield Finding(
             "labels seen",
             f"the encoder has learned from labels ({how}): if they are of the known classes, the "
@@ -104,7 +101,7 @@ def learned_labels(weights: str) -> bool:
     name, _, tag = weights.partition("?")[0].rpartition(".")
     if weights.startswith(TORCHVISION):
         return "://" in weights or bool(name)
-    return bool(LABELED.search(tag)) and (FINE_TUNED in tag or not UNLABELED_METHOD.search(tag))
+    return bool(LABELED.search(tag)) and ("ft_in" in tag or not UNLABELED_METHOD.search(tag))
 
 
 def number_capped(high: int, most: int) -> Iterator[Finding]:
@@ -152,8 +149,8 @@ def few_images(num_unlabeled: int, num_novel: int) -> Iterator[Finding]:
 def _novel_sizes(names: Sequence[str], sizes: Labels) -> Iterator[Finding]:
     """Warn of novel classes without images, with few, and with many times their even share."""
     total, times = sizes.sum(), sizes * len(sizes) / max(sizes.sum(), 1)
-    dead = [names[row] for row in np.flatnonzero(sizes == 0).tolist()]
-    tiny = [names[row] for row in np.flatnonzero((sizes > 0) & (sizes < TINY)).tolist()]
+    dead = [name for name, size in zip(names, sizes, strict=True) if size == 0]
+    tiny = [name for name, size in zip(names, sizes, strict=True) if 0 < size < TINY]
     if dead:
         yield Finding(
             "dead",

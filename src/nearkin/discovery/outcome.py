@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
 
 from nearkin.classifier.assignments import Assignments, assign
 from nearkin.classifier.calibration import Calibration, fit_calibration
@@ -22,7 +23,6 @@ from nearkin.classifier.classifier import (
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.clusterings import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.clusters import (
     Alternative,
     Cluster,
@@ -31,16 +31,17 @@ from nearkin.discovery.clusters import (
     label_first,
 )
 from nearkin.discovery.data import DiscoveryData
-from nearkin.discovery.features import NUM_VIEWS, FinetunedEncoder
+from nearkin.discovery.features import NUM_VIEWS, DiscoveryEncoder, FinetunedEncoder, top_features
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline
-from nearkin.discovery.scores import Protocol, mode_match, score, score_quality
+from nearkin.discovery.scores import Protocol, Scored, mode_match
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.discovery.trials import Trial
 from nearkin.encoders.encoder import write_encoder
 from nearkin.evaluation.baselines import PIXEL_BANK, pixel_features
 from nearkin.method import Method
 from nearkin.metrics.clusters import right
+from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.metrics.metric import Metric, share
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.types import UNLABELED
@@ -59,6 +60,56 @@ FAR: Final = (
     "learned from than 99 % of these from one another"
 )
 """What flags an image as an outlier."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clustering:
+    """The classes that one approach finds, for all images."""
+
+    joint: Int64[np.ndarray, " images"]  # Among all classes, known and novel
+    novel: Int64[np.ndarray, " images"]
+    """Among the novel classes, numbered as in `joint`; `joint` where there is no novel class."""
+
+    def of(self, task: DiscoveryTask) -> Int64[np.ndarray, " images"]:
+        """Return the classes that a task lets unlabeled images be in."""
+        return self.novel if task.disjoint else self.joint
+
+
+def head_clustering(
+    encoder: DiscoveryEncoder, method: Method[Any], task: DiscoveryTask
+) -> Clustering:
+    """Return the most probable classes by a method's heads."""
+    features, heads = top_features(encoder, method), frozen_copy(heads_of(method))
+    with torch.inference_mode():
+        joint, novel = (
+            class_probability(heads, features, impossible).argmax(dim=1).numpy()
+            for impossible in (None, task.only_novel if task.num_novel else None)
+        )
+    return Clustering(joint, novel)
+
+
+def kmeans_clustering(
+    features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int
+) -> Clustering:
+    """Cluster the images to learn from by k-means; others go to the nearest center.
+
+    `joint` clusters all of them, with labeled images fixed in their class (semi-supervised
+    k-means, Vaze et al. 2022, section 3.2). `novel` is the nearest of its novel centers or, if
+    unlabeled images are disjoint from the known classes, by k-means of these alone.
+    """
+    from sklearn.metrics import pairwise_distances_argmin
+
+    x = compact(features).astype(np.float64)
+    joint = constrained_kmeans(x[task.rows], task.label[task.rows], task.num_classes, seed=seed)
+    nearest = pairwise_distances_argmin(x, joint.centers)
+    if not task.num_novel:
+        return Clustering(nearest, nearest)
+    centers = joint.centers[task.num_known :]
+    if task.disjoint:
+        no_labels = np.full(len(task.unlabeled), UNLABELED)
+        rows = x[task.unlabeled]
+        centers = constrained_kmeans(rows, no_labels, task.num_novel, seed=seed).centers
+    return Clustering(nearest, task.num_known + pairwise_distances_argmin(x, centers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +184,11 @@ class Outcome:
         """The rows of the assignments whose labels would teach most, most first."""
         return label_first(self.assignments, self.task.rows)
 
+    def _scored(self, rows: Int[np.ndarray, " rows"], images: str) -> Scored:
+        return Scored(images, self.dataset.images.groups[rows], self.config.seed)
+
     @property
-    def _scored(self) -> dict[str, Int[np.ndarray, " scored"]]:
+    def _parts(self) -> dict[str, Int[np.ndarray, " scored"]]:
         """The images that are scored by a truth, by what their scores are called."""
         return {"train": self.task.unlabeled, "held out": self.dataset.parts.test_rows}
 
@@ -155,17 +209,10 @@ class Outcome:
             return []
         scores = list[Metric]()
         for protocol, where in SCORED[self.config.mode]:
-            rows = self._scored[where]
+            rows = self._parts[where]
             found = clustering.novel if protocol == "task-aware" else clustering.joint
-            of_protocol = score(
-                protocol,
-                truth[rows],
-                found[rows],
-                num_known=self.task.num_known,
-                images=IMAGES[where],
-                groups=self.dataset.images.groups[rows],
-                seed=self.config.seed,
-            )
+            scored, num_known = self._scored(rows, IMAGES[where]), self.task.num_known
+            of_protocol = scored.score(protocol, truth[rows], found[rows], num_known)
             scores += [replace(each, name=f"{each.name}, {where}") for each in of_protocol]
         return scores
 
@@ -176,19 +223,13 @@ class Outcome:
         if truth is None:
             return []
         clusters, qualities = self.clusterings[OURS].of(self.task), list[Metric]()
-        for where, part in self._scored.items():
+        for where, part in self._parts.items():
             matched = mode_match(truth[part], clusters[part], self.task)
             own = np.isin(rows, part) & (truth[rows] >= self.task.num_known)
-            qualities += [
-                replace(each, name=f"{each.name}, {where}")
-                for each in score_quality(
-                    self.assignments.score[own],
-                    right(truth[rows[own]], self.assignments.cluster[own], matched),
-                    images=f"{IMAGES[where]} of novel classes",
-                    groups=self.dataset.images.groups[rows[own]],
-                    seed=self.config.seed,
-                )
-            ]
+            correct = right(truth[rows[own]], self.assignments.cluster[own], matched)
+            scored = self._scored(rows[own], f"{IMAGES[where]} of novel classes")
+            of_part = scored.quality(self.assignments.score[own], correct)
+            qualities += [replace(each, name=f"{each.name}, {where}") for each in of_part]
         return qualities
 
 

@@ -22,16 +22,7 @@ from nearkin.discovery.number import NumberOfClasses, estimate_number
 from nearkin.discovery.stages import OPTIONS, Stage, StageInit, Stages
 from nearkin.discovery.start import kept_encoder
 from nearkin.discovery.task import DiscoveryTask
-from nearkin.discovery.trials import (
-    FOLDS,
-    Candidate,
-    Trial,
-    Trials,
-    accuracies,
-    best,
-    candidates,
-    shorter,
-)
+from nearkin.discovery.trials import FOLDS, Candidate, Trial, Trials, accuracies, best, candidates
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.method import Method
 from nearkin.metrics.kmeans import COPIES, WIDEST
@@ -146,18 +137,11 @@ class Pipeline:
         trials, chosen = self._chosen(stages)
         if config.train_layers != "top":
             base = replace(base, precision=precision_of(self.device))
-            where = self.device, self.folder.kept_features
-            encoder = FinetunedEncoder(pretrained, cached, dataset.images, config, base, *where)
+            how = config.train_layers, base, self.device, self.folder.kept_features
+            encoder = FinetunedEncoder(pretrained, cached, dataset.images, *how)
             stages = Stages(encoder, task, base)
         return DiscoveryState(
-            config=config,
-            dataset=dataset,
-            pretrained=pretrained,
-            stages=stages,
-            estimate=estimate,
-            findings=findings,
-            trials=trials,
-            chosen=chosen,
+            config, dataset, pretrained, stages, estimate, findings, trials, chosen
         )
 
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
@@ -253,7 +237,7 @@ class Pipeline:
         """
         tried, trials = candidates(self.config), list[Trial]()
         folder, total = self.folder.stage("trials").path, FOLDS * len(tried)
-        every = Trials(stages, folder, self.config.options, train=shorter)
+        every = Trials(stages, folder, self.config.options, train=Stage.try_out)
         for trial in every.run(tried):
             trials.append(trial)
             self.log.progress(len(trials), total, "trials on held-out known classes")
@@ -305,7 +289,9 @@ class Pipeline:
             return [trial for trial in state.trials if trial.candidate == state.chosen]
         self.log.info("           calibration: the network, with some known classes held out")
 
-        def train(stage: Stage, name: str) -> None:
+        def train(stage: Stage, share: float) -> None:
+            del share  # all of it: after a shorter training, probabilities are less sure
+            name = "known" if stage.config.method == "supervised" else "class"
             stage.run(self.folder.stage(f"calibration-{name}"), self.log)
 
         trials = Trials(state.stages, folder, config.options, train=train)

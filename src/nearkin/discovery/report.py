@@ -4,29 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from msgspec import structs
 
-from nearkin.classifier.report import (
-    class_views,
-    flag_counts,
-    score_meaning,
-    shown_images,
-    tiles,
-    write_results,
-)
+from nearkin.classifier.report import class_views, flag_counts, score_meaning, tiles, write_results
 from nearkin.data.notes import plain
 from nearkin.discovery.clusters import (
     CLUSTER_COLUMNS,
     LABEL_COLUMNS,
-    QUESTION_COLUMNS,
     Alternative,
     Cluster,
     cluster_table,
     label_table,
-    question_table,
 )
 from nearkin.discovery.outcome import FAR, OURS, Outcome
 from nearkin.discovery.scores import confusion, mode_match
@@ -48,17 +39,14 @@ from nearkin.report.page.blocks import (
     Table,
     Tiles,
 )
-from nearkin.run.copies import file_names
 from nearkin.run.data import computed_with, versions
 from nearkin.run.reporter import Logger
-from nearkin.run.sheets import class_sheet
 from nearkin.tables import write_csv
 from nearkin.text import aligned
 from nearkin.types import UNLABELED
 
 TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
 ON_PAGE: Final = 20  # Of these on the page
-RANDOM: Final = 12  # Images of each class in its file, beside those of the page
 MAX_NAMED: Final = 12  # Known classes named in the first paragraph
 RELIABILITY: Final = (
     "A reliable class is large, stable across seeds, well separated (silhouette), and its least "
@@ -73,9 +61,6 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     write_csv(folder.clusters, CLUSTER_COLUMNS, classes, to_edit=True)
     to_label = label_table(assignments, outcome.to_label[:TO_LABEL])
     write_csv(folder.to_label, LABEL_COLUMNS, to_label, to_edit=True)
-    questions = question_table(outcome.clusters, assignments)
-    write_csv(folder.questions, QUESTION_COLUMNS, questions, to_edit=True)
-    _write_sheets(outcome)
     numbers = summary(outcome)
     write_results(
         folder,
@@ -83,31 +68,13 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         outcome.dataset.images,
         assignments,
         _embeddings(outcome),
-        build_page(outcome),
+        build_page(outcome, numbers),
         numbers,
         data=outcome.data,
         encoder=outcome.digest,
         log=log,
     )
     log.debug("\n".join(lines(numbers)))
-
-
-def _write_sheets(outcome: Outcome) -> None:
-    """Write a sheet of images of each class."""
-    folder, assignments = outcome.folder, outcome.assignments
-    folder.classes.mkdir(exist_ok=True)
-    names = file_names([cluster.name for cluster in outcome.clusters])
-    for cluster, name in zip(outcome.clusters, names, strict=True):
-        if cluster.size:
-            members = np.flatnonzero(assignments.cluster == cluster.number)
-            generator = np.random.default_rng([outcome.config.seed, cluster.number])
-            groups = {
-                "medoid": np.array([cluster.medoid]),
-                **shown_images(assignments, cluster.number),
-                "random": generator.permutation(members)[:RANDOM],
-            }
-            shown = {group: assignments.rows[rows] for group, rows in groups.items()}
-            class_sheet(outcome.dataset.images, shown, folder.classes / f"{name}.png")
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -144,8 +111,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """Summarize a discovery in lines: classes, scores beside the baselines, and warnings."""
-    sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
-    named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
+    sizes, named = _sizes(summary, "novel"), _sizes(summary, "known")
     classes = count(len(sizes), "novel class")
     if sizes:
         classes += f" of {min(sizes)} to {max(sizes)} images"
@@ -159,6 +125,11 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _sizes(summary: Mapping[str, Any], kind: str) -> list[int]:
+    """Return how many unlabeled images are in each of the novel or of the known classes."""
+    return [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == kind]
+
+
 def _embeddings(outcome: Outcome) -> Embeddings:
     """Return the features that the heads take, with true classes where these are known."""
     dataset, images = outcome.dataset, outcome.dataset.images
@@ -168,7 +139,7 @@ def _embeddings(outcome: Outcome) -> Embeddings:
     return replace(embedded, splits=dataset.parts.splits)
 
 
-def build_page(outcome: Outcome) -> Page:
+def build_page(outcome: Outcome, summary: Mapping[str, Any]) -> Page:
     """Return the content of the page."""
     images, novel, known = outcome.dataset.images, *_views(outcome)
     stage = outcome.folder.stage(f"{outcome.state.chosen.method}-0")  # the last one of the result
@@ -179,14 +150,7 @@ def build_page(outcome: Outcome) -> Page:
     return Page(
         kicker="nearkin discover",
         title=f"{num_novel} in {name}",
-        lead=lead(
-            outcome.config.mode,
-            outcome.dataset.classes,
-            len(images) - num_unlabeled,
-            [view.size for view in novel],
-            sum(view.size for view in known),
-            _origin_of_number(outcome),
-        ),
+        lead=lead(summary, _origin_of_number(outcome)),
         sections=(
             ("Findings", (Findings(tuple(finding.text for finding in outcome.findings)),)),
             ("Novel classes", (Paragraphs(none), Cards("new", novel, num_unlabeled))),
@@ -221,30 +185,24 @@ def _views(outcome: Outcome) -> tuple[tuple[ClassView, ...], tuple[ClassView, ..
     return tuple(views["novel"]), tuple(views["known"])
 
 
-def lead(
-    mode: Literal["gcd", "ncd"],
-    known: Sequence[str],
-    num_labeled: int,
-    novel: Sequence[int],
-    num_assigned: int,
-    number: str,
-) -> str:
+def lead(summary: Mapping[str, Any], number: str) -> str:
     """Return the first paragraph: what was asked, and what was found.
 
-    `novel` are the sizes of the novel classes, and `number` says how many were wanted and why.
+    `number` says how many novel classes were wanted and why.
     """
+    known, novel, assigned = summary["known"], _sizes(summary, "novel"), _sizes(summary, "known")
     num_novel, more = count(len(novel), "novel class"), len(known) - MAX_NAMED
     names = ", ".join(known[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
     result = f"All unlabeled images were assumed novel and clustered into {num_novel}."
-    if mode == "gcd":
+    if summary["mode"] == "gcd":
         result = (
-            f"Of these, {sum(novel):,} were clustered into {num_novel}, and {num_assigned:,} were "
-            "assigned to known classes."
+            f"Of these, {sum(novel):,} were clustered into {num_novel}, and {sum(assigned):,} "
+            "were assigned to known classes."
         )
     return (
-        f"{count(num_labeled, 'image')} of {count(len(known), 'known class')} ({names}) came with "
-        f"a label; {sum(novel) + num_assigned:,} came without. {result} The number of novel "
-        f"classes was {number}."
+        f"{count(summary['labeled'], 'image')} of {count(len(known), 'known class')} ({names}) "
+        f"came with a label; {sum(novel) + sum(assigned):,} came without. {result} The number of "
+        f"novel classes was {number}."
     )
 
 
@@ -394,9 +352,8 @@ def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
                 command(data, replace(again, classes=number), folder.config),
             )
     yield (
-        f"Name the classes you accept, in the column name of {folder.clusters.name}; label single "
-        f"images in {folder.to_label.name}; say in {folder.questions.name} which classes are one, "
-        "and which of their core images do not belong to them.",
+        f"Name the classes you accept, in the column name of {folder.clusters.name}, those that "
+        f"are one class alike; label single images in {folder.to_label.name}.",
         "",
     )
     yield (

@@ -1,6 +1,6 @@
 """What an earlier discovery gives a next one: labels, and what images cannot be."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -13,17 +13,11 @@ from nearkin.data.tables import Resolver
 from nearkin.errors import DataError, UsageError
 from nearkin.labels.known import with_copies
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import (
-    LABEL_COLUMNS,
-    Answers,
-    answers,
-    image_labels,
-    named_classes,
-    read_edited,
-)
+from nearkin.run.named import LABEL_COLUMNS, image_labels, named_classes, read_edited
 from nearkin.tables import write_csv
 
 EXCLUDED_COLUMNS: Final = ("path", "class")
+"""In earlier versions, also classes that single images do not have."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +26,13 @@ class Accepted:
 
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Labels, by image."""
-    excluded: Collection[tuple[str, str]] = ()
-    """An image, and a class that it does not have; '' stands for all images without a label."""
+    excluded: Sequence[str] = ()  # Known classes that no image without a label has
     num_left: int | None = None  # Novel classes that have no name yet; None if nobody has said
 
     def write(self, folder: RunFolder) -> None:
         """Write it into the folder of the round, which then needs the earlier one no more."""
         write_csv(folder.accepted, LABEL_COLUMNS, self.labels.items())
-        write_csv(folder.excluded, EXCLUDED_COLUMNS, self.excluded)
+        write_csv(folder.excluded, EXCLUDED_COLUMNS, (("", name) for name in self.excluded))
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Accepted":
@@ -50,24 +43,23 @@ class Accepted:
         excluded = read_edited(folder.excluded, EXCLUDED_COLUMNS)
         return cls(
             {row["path"]: row["label"] for row in labels},
-            [(row["path"], row["class"]) for row in excluded],
+            [row["class"] for row in excluded if not row["path"]],
         )
 
 
 def accepted_classes(run: Path) -> dict[str, str]:
     """Return the names that the user gave to the classes of core images, by image path.
 
-    Only images flagged as core are sure enough to train on, if nobody says that they do not
-    belong. Two classes of one name become one.
+    Only images flagged as core are sure enough to train on. Two classes of one name become one.
     """
     folder = RunFolder(run)
     if not (folder.clusters.exists() and folder.assignments.exists()):
         raise UsageError(f"{run} is no finished discovery; --accept wants one")
-    names, outside = named_classes(folder), answers(folder).outside
+    names = named_classes(folder)
     return {
         row["path"]: names[row["cluster"]]
         for row in read_edited(folder.assignments, ("path", "cluster", "flag"))
-        if row["flag"] == "core" and row["cluster"] in names and row["path"] not in outside
+        if row["flag"] == "core" and row["cluster"] in names
     }
 
 
@@ -84,11 +76,11 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
     folder, images = RunFolder(run), parts.images
     learned = {images.names[row] for row in parts.train_rows.tolist()}
     of_classes, of_images = accepted_classes(run), image_labels(folder)
-    said, names = answers(folder), named_classes(folder)
-    if not (of_images or names or said.same):
+    names = named_classes(folder)
+    if not (of_images or names):
         raise UsageError(
-            f"{folder.clusters} names no class; write names in the column name first, labels of "
-            f"single images in {folder.to_label.name}, or answers in {folder.questions.name}"
+            f"{folder.clusters} names no class; write names in the column name first, or labels "
+            f"of single images in {folder.to_label.name}"
         )
     own = dict(zip(images.names, class_names(images), strict=True))
     find = Resolver(folder.to_label, images.names).named
@@ -106,33 +98,22 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
     guessed = {path: name for path, name in of_classes.items() if path in learned}
     every = {**guessed, **earlier.labels, **of_images}
     labels = {path: label for path, label in every.items() if own.get(path) == ""}
-    found = {
-        row["path"]: row["cluster"] for row in read_edited(folder.assignments, ("path", "cluster"))
-    }
-    # An answer is on the classes of images which are to be among these.
-    answered = said.same and any(own.get(path) == "" for path in found)
-    if not (labels or answered):
+    if not labels:
         raise DataError(
             f"{run} labels none of these images: no image of a class with a name is flagged as "
             f"core, or they are others; label single images in {folder.to_label.name}"
         )
-    excluded = [
-        *earlier.excluded,
-        *((path, names[cluster]) for path, cluster in said.outside.items() if cluster in names),
-    ]
-    # A class is known by its name, or by a label of one of its images.
-    known = names.keys() | {found[path] for path in of_images if path in found}
-    num_left = _num_left(folder, {*found.values()} - known, said)
-    given = Accepted(labels, excluded, num_left)
+    given = Accepted(labels, earlier.excluded, _num_left(folder, names, of_images))
     return given, _accepted_notes(folder, labels, every, own)
 
 
-def _num_left(folder: RunFolder, unnamed: Collection[str], said: Answers) -> int:
-    """Return how many of some classes are novel; those that are one by the answers count once."""
-    rows = read_edited(folder.clusters, ("cluster", "kind"))
-    novel = (row["cluster"] for row in rows if row["kind"] == "novel")
-    one = said.merged(cluster for cluster in novel if cluster in unnamed)
-    return len(set(one.values()))
+def _num_left(folder: RunFolder, named: Collection[str], labeled: Collection[str]) -> int:
+    """Return how many novel classes have images, but neither a name nor an image with a label."""
+    rows = read_edited(folder.assignments, ("path", "cluster"))
+    known = {*named, *(row["cluster"] for row in rows if row["path"] in labeled)}
+    unnamed = {row["cluster"] for row in rows} - known
+    classes = read_edited(folder.clusters, ("cluster", "kind"))
+    return len({row["cluster"] for row in classes if row["kind"] == "novel"} & unnamed)
 
 
 def _accepted_notes(

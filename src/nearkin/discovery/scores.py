@@ -6,6 +6,7 @@ true class of each image or `UNLABELED`, and `predicted` the class it was put in
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -21,6 +22,9 @@ from nearkin.report.page.blocks import Confusion
 from nearkin.types import UNLABELED
 
 Labels = Int[np.ndarray, " n"]
+Certainty = Float[np.ndarray, " n"]
+Correct = Bool[np.ndarray, " n"]
+Statistic = Callable[[Any, Any], float]
 Protocol = Literal["task-aware", "task-agnostic", "GCD"]
 
 ALIKE: Final = 1e-9  # Half of an interval that is none: of draws that differ by rounding alone
@@ -34,56 +38,101 @@ MATCHED: Final[dict[Protocol, str]] = {
 """How clusters are matched with classes."""
 
 
-def score(
-    protocol: Protocol,
-    truth: Labels,
-    predicted: Labels,
-    *,
-    num_known: int,
-    images: str,
-    groups: Labels,
-    seed: int,
-) -> list[Metric]:
-    """Score predicted classes by a protocol.
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Images that are scored, each measure with an interval of what other images would have."""
 
-    - `task-aware`: images of novel classes, where the classifier rules all known ones out.
-      Accuracy, normalized mutual information (arithmetic mean), adjusted Rand index. A novel image
-      put in a known class is an error.
-    - `task-agnostic`: accuracy of images that could each be of any class. This protocol is ours,
-      and stricter than UNO's, which matches all outputs with the classes of each part anew.
-    - `GCD` (Vaze, Han, Vedaldi, Zisserman. Generalized category discovery. CVPR 2022,
-      arXiv:2201.02609): as in the second version of its evaluation (`split_cluster_acc_v2`).
-      A match for each part, as in the first version, raises the numbers of both.
+    images: str  # Which these are, such as "unlabeled training images"
+    groups: Labels  # Images of one are not independent, and are drawn together
+    seed: int  # Of the draws
 
-    `MATCHED` says how clusters are matched. Intervals are those of other images, with the same
-    model and the same match; their groups are what is drawn.
+    def score(
+        self, protocol: Protocol, truth: Labels, predicted: Labels, num_known: int
+    ) -> list[Metric]:
+        """Score predicted classes by a protocol.
 
-    `images` says which these are, such as "unlabeled training images". There is a score of all
-    images, of known and of novel classes, as far as there are such.
-    """
-    aware = protocol == "task-aware"
-    scored = truth >= num_known if aware else truth != UNLABELED
-    y, x, own = truth[scored], predicted[scored], groups[scored]
-    if not len(y):
-        return []
-    matched = joint_match if protocol == "GCD" else novel_match
-    correct, known = right(y, x, matched(y, x, num_known)), y < num_known
-    unknown = int((truth == UNLABELED).sum())
-    reasons = {
-        "without a true class left out": unknown,
-        "of known classes left out": int((~scored).sum()) - unknown,
-    }
-    left_out = {reason: count for reason, count in reasons.items() if count}
-    how: Method = {"method": MATCHED[protocol], **left_out, "of": images}
-    if aware:
-        accuracy = share("task-aware accuracy", correct, how, groups=own)
-        return [accuracy, *_agreements(y, x, own, how, seed)]
-    parts = {"all": np.ones(len(y), bool), "known": known, "novel": ~known}
-    return [
-        share(f"{protocol} accuracy, {name}", correct[part], how, groups=own[part])
-        for name, part in parts.items()
-        if part.any()
-    ]
+        - `task-aware`: images of novel classes, where the classifier rules all known ones out.
+          Accuracy, normalized mutual information (arithmetic mean), adjusted Rand index. A novel
+          image put in a known class is an error.
+        - `task-agnostic`: accuracy of images that could each be of any class. This protocol is
+          ours, and stricter than UNO's, which matches all outputs with the classes of each part
+          anew.
+        - `GCD` (Vaze, Han, Vedaldi, Zisserman. Generalized category discovery. CVPR 2022,
+          arXiv:2201.02609): as in the second version of its evaluation (`split_cluster_acc_v2`).
+          A match for each part, as in the first version, raises the numbers of both.
+
+        `MATCHED` says how clusters are matched. Intervals are those with the same model and the
+        same match. There is a score of all images, of known and of novel classes, as far as there
+        are such.
+        """
+        aware = protocol == "task-aware"
+        scored = truth >= num_known if aware else truth != UNLABELED
+        y, x, own = truth[scored], predicted[scored], self.groups[scored]
+        if not len(y):
+            return []
+        matched = joint_match if protocol == "GCD" else novel_match
+        correct, known = right(y, x, matched(y, x, num_known)), y < num_known
+        unknown = int((truth == UNLABELED).sum())
+        reasons = {
+            "without a true class left out": unknown,
+            "of known classes left out": int((~scored).sum()) - unknown,
+        }
+        left_out = {reason: count for reason, count in reasons.items() if count}
+        how: Method = {"method": MATCHED[protocol], **left_out, "of": self.images}
+        if aware:
+            accuracy = share("task-aware accuracy", correct, how, groups=own)
+            return [accuracy, *_agreements(y, x, own, how, self.seed)]
+        parts = {"all": np.ones(len(y), bool), "known": known, "novel": ~known}
+        return [
+            share(f"{protocol} accuracy, {name}", correct[part], how, groups=own[part])
+            for name, part in parts.items()
+            if part.any()
+        ]
+
+    def quality(self, certainty: Certainty, correct: Correct) -> list[Metric]:
+        """Measure whether the scores of images, probabilities of their classes, tell who is right.
+
+        `ECE` is the expected calibration error, from 0 (best) to 1; `AUROC` is how often a right
+        image has a higher score than a wrong one, where there are both. Each plus and minus its
+        bootstrap error.
+        """
+        from sklearn.metrics import roc_auc_score
+
+        if not len(correct):
+            return []
+        score, groups = "score of an image: the probability of its class", self.groups
+        how: Method = {"method": score, "of": self.images}
+        statistics: dict[str, Statistic] = {"ECE": calibration_error}
+        if correct.any() and not correct.all():
+            statistics["AUROC"] = lambda x, y: float(roc_auc_score(y, x))
+        qualities, n = list[Metric](), len(correct)
+        for name, statistic in statistics.items():
+            value = statistic(certainty, correct)
+            half = quantile(groups) * self._bootstrap_error(statistic, certainty, correct)
+            if half < ALIKE:  # as all draws are: other images may still differ
+                # Of independent images or, for an order of two kinds, of the rarer kind.
+                kinds = (groups[correct], groups[~correct]) if name == "AUROC" else (groups,)
+                half = UNSEEN / min(len(np.unique(kind)) for kind in kinds)
+            interval = Interval(max(0.0, value - half), min(1.0, value + half), None)
+            name = f"{name} of the score"
+            metric = with_interval(
+                name, value, interval, how, kind="bootstrap", n=n, groups=groups
+            )
+            qualities.append(metric)
+        return qualities
+
+    def _bootstrap_error(
+        self, statistic: Statistic, certainty: Certainty, correct: Correct
+    ) -> float:
+        """Return the standard deviation over draws of groups that have images of both kinds."""
+        rows, generator = np.arange(len(correct)), np.random.default_rng(self.seed)
+        names, member = np.unique(self.groups, return_inverse=True)
+        even, values = np.full(len(names), 1 / len(names)), list[float]()
+        for _ in range(RESAMPLES):
+            drawn = np.repeat(rows, generator.multinomial(len(names), even)[member])
+            if correct[drawn].any() == correct.any() and correct[drawn].all() == correct.all():
+                values.append(statistic(certainty[drawn], correct[drawn]))
+        return float(np.std(values, ddof=1)) if len(values) > 1 else 1.0
 
 
 def _agreements(
@@ -92,61 +141,6 @@ def _agreements(
     for name, found in agreement(truth, predicted, groups, seed=seed).items():
         name, n = f"task-aware {name}", len(truth)
         yield with_interval(name, *found, how, kind="bootstrap", n=n, groups=groups)
-
-
-def score_quality(
-    certainty: Float[np.ndarray, " n"],
-    correct: Bool[np.ndarray, " n"],
-    *,
-    images: str,
-    groups: Labels,
-    seed: int,
-) -> list[Metric]:
-    """Measure whether the scores of images, probabilities of their classes, tell who is right.
-
-    `ECE` is the expected calibration error, from 0 (best) to 1; `AUROC` is how often a right image
-    has a higher score than a wrong one, where there are both. Each plus and minus its bootstrap
-    error.
-    """
-    from sklearn.metrics import roc_auc_score
-
-    if not len(correct):
-        return []
-    how: Method = {"method": "score of an image: the probability of its class", "of": images}
-    statistics: dict[str, Callable[[Any, Any], float]] = {"ECE": calibration_error}
-    if correct.any() and not correct.all():
-        statistics["AUROC"] = lambda x, y: float(roc_auc_score(y, x))
-    qualities, n = list[Metric](), len(correct)
-    for name, statistic in statistics.items():
-        value = statistic(certainty, correct)
-        half = quantile(groups) * _bootstrap_error(statistic, certainty, correct, groups, seed)
-        if half < ALIKE:  # as all draws are: other images may still differ
-            # Of independent images or, for an order of two kinds, of the rarer kind.
-            kinds = (groups[correct], groups[~correct]) if name == "AUROC" else (groups,)
-            half = UNSEEN / min(len(np.unique(kind)) for kind in kinds)
-        interval = Interval(max(0.0, value - half), min(1.0, value + half), None)
-        name = f"{name} of the score"
-        metric = with_interval(name, value, interval, how, kind="bootstrap", n=n, groups=groups)
-        qualities.append(metric)
-    return qualities
-
-
-def _bootstrap_error(
-    statistic: Callable[[Any, Any], float],
-    certainty: Float[np.ndarray, " n"],
-    correct: Bool[np.ndarray, " n"],
-    groups: Labels,
-    seed: int,
-) -> float:
-    """Return the standard deviation over draws of whole groups that have images of both kinds."""
-    rows, generator = np.arange(len(correct)), np.random.default_rng(seed)
-    names, member = np.unique(groups, return_inverse=True)
-    even, values = np.full(len(names), 1 / len(names)), list[float]()
-    for _ in range(RESAMPLES):
-        drawn = np.repeat(rows, generator.multinomial(len(names), even)[member])
-        if correct[drawn].any() == correct.any() and correct[drawn].all() == correct.all():
-            values.append(statistic(certainty[drawn], correct[drawn]))
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 1.0
 
 
 def novel_match(truth: Labels, predicted: Labels, num_known: int) -> dict[int, int]:

@@ -16,19 +16,13 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import TwoStreamBatchSampler
-from nearkin.discovery.features import (
-    LAYER_DIM,
-    DiscoveryEncoder,
-    principal_layer,
-    random_layer,
-    top_features,
-)
+from nearkin.discovery.features import LAYER_DIM, DiscoveryEncoder, principal_layer, top_features
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.networks.branch import Backbone
-from nearkin.networks.heads import Heads
+from nearkin.networks.heads import Heads, rectified_layer
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.options import method_options
@@ -150,7 +144,10 @@ class Stages:
         rows, nothing = self.task.labeled, np.zeros(0, np.int64)
         batch, seed = min(int(self.base.batch_size), len(rows)), self.base.seed
         sampler = TwoStreamBatchSampler(nothing, nothing, rows, batch, seed)
-        layer = random_layer(self.encoder, seed) if self.encoder.has_layer else None
+        layer = None
+        if self.encoder.has_layer:
+            with seeded(seed, torch.device("cpu")):
+                layer = rectified_layer(self.encoder.cached.center.shape[1], LAYER_DIM)
         # --epochs is the length of the last stage.
         config = replace(self.base, method="supervised", epochs="auto", options={})
         return self._stage(config, sampler, self.encoder.backbone(layer))

@@ -109,8 +109,7 @@ class Trials:
     half of the labels of the others."""
     folder: Path  # Where finished trials are kept, so that a resumed run does none twice
     options: Mapping[str, Value]  # That were given for the method
-    train: Callable[[Stage, str], None]
-    """Trains a stage, `known` or `class`."""
+    train: Callable[[Stage, float], None]  # Trains a stage for a share of its steps
 
     def run(self, tried: Sequence[Candidate], num_folds: int = FOLDS) -> Iterator[Trial]:
         """Try every candidate in every fold, or in some."""
@@ -125,7 +124,7 @@ class Trials:
                 if not path.exists():
                     # The start is made anew in each fold: a network that was trained on all
                     # known classes has seen the labels of the hidden ones.
-                    init = init or hiding.stages.start(lambda stage: self.train(stage, "known"))
+                    init = init or hiding.stages.start(lambda stage: self.train(stage, 1.0))
                     self._try(hiding, init, candidate, path)
                 yield Trial(fold, candidate, *_read(path, own), own.unlabeled)
 
@@ -151,33 +150,22 @@ class Trials:
         given = within(task.method, self.options, max(2, len(task.unlabeled)))
         options = candidate.options(task.num_novel) | given
         stage = stages.classes(init, options)
-        self.train(stage, "class")
+        self.train(stage, STEPS)
         heads = frozen_copy(heads_of(stage.method))
         features = top_features(stages.encoder, stage.method)
-
-        def predicted(
-            rows: Int64[np.ndarray, " n"], impossible: Bool[np.ndarray, "1 classes"] | None
-        ) -> np.ndarray:
-            some = features[torch.from_numpy(rows)]
-            with torch.inference_mode():
-                return class_probability(heads, some, impossible).numpy()
-
-        y = truth[task.unlabeled]
-        probability = predicted(task.unlabeled, task.only_novel if task.disjoint else None)
-        x = probability.argmax(axis=1)
+        learned, scored = (features[torch.from_numpy(x)] for x in (task.unlabeled, hiding.scored))
+        with torch.inference_mode():
+            impossible = task.only_novel if task.disjoint else None
+            probability = class_probability(heads, learned, impossible).numpy()
+            classes = class_probability(heads, scored).numpy().argmax(axis=1)
+        y, x = truth[task.unlabeled], probability.argmax(axis=1)
         correct = right(y, x, mode_match(y, x, task))
         accuracy = correct.mean()
         if len(hiding.scored):
-            classes = predicted(hiding.scored, None).argmax(axis=1)
             accuracy = balanced_accuracy(truth[hiding.scored], classes, task.num_known)
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole(path) as partial, partial.open("wb") as file:
             np.savez(file, accuracy=accuracy, probability=probability, correct=correct)
-
-
-def shorter(stage: Stage, name: str) -> None:
-    """Train without writing anything, the classes for a share of the steps."""
-    stage.try_out(STEPS if name == "class" else 1.0)
 
 
 class _Hiding(NamedTuple):

@@ -1,9 +1,13 @@
-"""Known classes: images of the data are labeled by path or as exact copies, others are added."""
+"""Known classes: images of the data are labeled by path or as exact copies, others are added.
+
+And which labeled images are held out: none of a class that has too few to spare.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -27,6 +31,7 @@ from nearkin.data.notes import Note, named, noted
 from nearkin.data.opening import open_images
 from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
+from nearkin.data.split import Split, has_test_split
 from nearkin.data.tables import Resolver, by_name, called, file_at, is_table, read_table
 from nearkin.data.union import copies, union
 from nearkin.errors import DataError, UsageError, redacted
@@ -34,6 +39,8 @@ from nearkin.pace import count
 from nearkin.places import user_path
 from nearkin.schema import as_typed, suggestion
 from nearkin.types import UNLABELED
+
+FEW: Final = 5  # Labeled images of a class of which none is held out: all are needed to learn it
 
 
 def label_images(images: Images, labeled: str, known: Sequence[str] = ()) -> Images:
@@ -94,10 +101,9 @@ def _labeled(images: Images, recognized: "Recognized", labeled: str) -> Images:
     own = own_images(everything)
     labels = [composed(recognized.classes.get(name, "")) for name in everything.names]
     merged, groups = with_copies(everything, labels)
-    spare = set[int]()  # copies that need not be added
-    for group in groups:
-        first = next((row for row in group if own[row]), group[0])
-        spare.update(row for row in group if row != first and not own[row])
+    # Of copies, those of the data stay, or else the first; others need not be added.
+    ordered = (sorted(group, key=lambda row: not own[row]) for group in groups)
+    spare = {row for group in ordered for row in group[1:] if not own[row]}
     keep = np.setdiff1d(np.arange(len(everything)), sorted(spare))
     annotated = _annotations(everything, recognized, groups)
     classes, numbers = numbered([merged[row] for row in keep])
@@ -290,3 +296,22 @@ def read_classes(where: str) -> tuple[Images, list[str]]:
         )
     annotations, _ = annotations_from_folders(images.names, "folders")
     return images, list(annotations.labels)
+
+
+def keep_few(split: Split) -> Split:
+    """Return the labeled images of small classes to training, with their groups.
+
+    Not where the data name a test part: what others have held out stays held out. Images that an
+    earlier run has held out return as well, where their class needs them; they are not scored.
+    """
+    images = split.images
+    if has_test_split(images):
+        return split
+    counts = np.bincount(images.labels[images.labels != UNLABELED], minlength=len(images.classes))
+    few = (images.labels != UNLABELED) & (counts[images.labels] < FEW)
+    back = split.test_rows[np.isin(images.groups[split.test_rows], images.groups[few])]
+    return replace(
+        split,
+        train_rows=np.union1d(split.train_rows, back),
+        test_rows=np.setdiff1d(split.test_rows, back),
+    )

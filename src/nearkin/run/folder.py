@@ -95,12 +95,12 @@ class RunFolder:
         self.kept_features = stages / "kept-features"  # Those that cannot be outside of the run
         self.number = stages / "number.json"  # The estimate of the number of classes
         self.classifier = path / "classifier.safetensors"  # Assigns classes to features
-        self.classes = path / "classes"  # The folder of sheets, one per class
+        self.classes = path / "classes"  # The folder of sheets of earlier versions, one per class
         self.copying = path / "copying.txt"  # Where images are copied to, until all have been
         self.assignments = path / "assignments.csv"  # The class of every image not learned from
         self.clusters = path / "clusters.csv"  # The novel classes, with room for their names
         self.to_label = path / "to_label.csv"  # Images whose labels would teach most, with room
-        self.questions = path / "questions.csv"  # What a person can say of whole classes
+        self.questions = path / "questions.csv"  # Of earlier versions, which asked about classes
         # These three as the discovery wrote them, before the user's edits
         self.original_assignments = path / "original-assignments.csv"
         self.original_clusters = path / "original-clusters.csv"

@@ -1,8 +1,8 @@
 """What a person says about a discovery: names of its classes, and labels of single images."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from nearkin.data.labels import composed
 from nearkin.errors import DataError
@@ -13,8 +13,6 @@ from nearkin.tables import read_csv
 CLUSTER_COLUMNS: Final = ("cluster", "name", "kind")
 LABEL_COLUMNS: Final = ("path", "label")
 """Columns that are required, of clusters.csv and of to_label.csv."""
-ANSWER_COLUMNS: Final = ("cluster", "other", "path", "answer")
-ANSWERS: Final = ("", "yes", "no")
 
 Row = dict[str, str]
 
@@ -63,56 +61,10 @@ def display_name(row: Mapping[str, str]) -> str:
 
 
 def named_classes(folder: RunFolder) -> dict[str, str]:
-    """Return the name of each class that a person has named, by what it is called by itself.
-
-    Classes that are one, by the answers, have the name of either.
-    """
+    """Return the name of each class that a person has named, by what it is called by itself."""
     rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
     check_names(folder.clusters, rows)
-    names = {row["cluster"]: composed(name) for row in rows if (name := row["name"].strip())}
-    one = answers(folder).merged(row["cluster"] for row in rows)
-    first = {one[cluster]: cluster for cluster in reversed(names)}  # named, of those that are one
-    for cluster, name in names.items():
-        if name != names[other := first[one[cluster]]]:
-            raise DataError(
-                f"{folder.questions}: {other!r} and {cluster!r} are one class, but "
-                f"{folder.clusters.name} names them {names[other]!r} and {name!r}; "
-                "change one of the two"
-            )
-    return {cluster: names[first[each]] for cluster, each in one.items() if each in first}
-
-
-class Answers(NamedTuple):
-    """What a person has answered in questions.csv."""
-
-    same: list[tuple[str, str]]  # Two classes that are one
-    outside: Mapping[str, str]  # The class that an image does not belong to, by the image's path
-
-    def merged(self, clusters: Iterable[str]) -> dict[str, str]:
-        """Return for each of some classes one that stands for all that it is one with."""
-        one = {cluster: cluster for cluster in clusters}
-        for a, b in self.same:
-            if a in one and b in one:
-                one = {each: one[a] if of == one[b] else of for each, of in one.items()}
-        return one
-
-
-def answers(folder: RunFolder) -> Answers:
-    """Return the answers to the questions of a discovery; none where it asked nothing."""
-    same, outside = list[tuple[str, str]](), dict[str, str]()
-    rows = read_edited(folder.questions, ANSWER_COLUMNS) if folder.questions.exists() else []
-    for row in rows:
-        answer = row["answer"].strip().lower()
-        if answer not in ANSWERS:
-            which = row["path"] or f"{row['cluster']} and {row['other']}"
-            raise DataError(
-                f"{folder.questions}: {row['answer']!r} is no answer for {which}; write yes or no"
-            )
-        if row["path"] and answer == "no":
-            outside[row["path"]] = row["cluster"]
-        if row["other"] and answer == "yes":
-            same.append((row["cluster"], row["other"]))
-    return Answers(same, outside)
+    return {row["cluster"]: composed(name) for row in rows if (name := row["name"].strip())}
 
 
 def written_labels(folder: RunFolder) -> dict[str, str]:

@@ -1,18 +1,17 @@
 """Sheets: rows of images as one image, with labels, column headings and captions."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from nearkin.data.batches import Batches, CenterCrops, from_zero_to_one, squares
+from nearkin.data.batches import Batches, CenterCrops, from_zero_to_one
 from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
@@ -21,8 +20,6 @@ from nearkin.files import whole, writing
 from nearkin.text import as_text, printable
 
 MIN_SIDE: Final = 64  # Smaller images are enlarged to about this many pixels
-COLUMNS: Final = 12  # Images in a row of a class
-SIDE: Final = 96
 GAP: Final = 2  # Pixels around each image
 LINE: Final = 15  # Pixels between two lines of text
 LABEL_SIZE, CAPTION_SIZE = 14, 11  # Font sizes in pixels
@@ -118,26 +115,6 @@ def shortened(text: str, max_length: int) -> str:
     if len(visible) <= max_length:
         return visible
     return visible[: max_length // 2] + "…" + visible[len(visible) - (max_length - 1) // 2 :]
-
-
-def class_sheet(
-    images: Images, groups: Mapping[str, Int[np.ndarray, " members"]], path: Path
-) -> Path:
-    """Save groups of rows of images, each with its label; unreadable images are left out."""
-    rows = np.concatenate(list(groups.values()))
-    pixels = dict(squares(images, rows, SIDE, workers=0))
-    side = next((square.shape[-1] for square in pixels.values()), SIDE)
-    grids: list[Float[Tensor, "lines columns 3 side side"]] = []
-    labels: list[str] = []
-    for name, members in groups.items():
-        tiles = [pixels[row] for row in members.tolist() if row in pixels]
-        lines = max(1, math.ceil(len(tiles) / COLUMNS))
-        grid = torch.ones(lines * COLUMNS, 3, side, side)
-        if tiles:
-            grid[: len(tiles)] = torch.stack(tiles) / 255
-        grids.append(grid.unflatten(0, (lines, COLUMNS)))
-        labels += [name, *[""] * (lines - 1)]
-    return save_sheet(torch.cat(grids).unbind(dim=1), path, labels=labels)
 
 
 CONTACT_SIDE: Final = 112  # Wide enough for the file names below
