@@ -23,7 +23,7 @@ from nearkin.networks.batch_norm import (
     normalize_in_groups,
 )
 from nearkin.networks.blocks import network_parts
-from nearkin.networks.drop_path import DropPath, chunk_seeds, drawing_chunk, views_of_batch
+from nearkin.networks.drop_path import DropPath, chunk_seeds
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -141,6 +141,7 @@ class Branch(nn.Module):
     """
 
     chunk_size: int = 0  # rows that training computes at a time, see `set_chunk_size`; 0: all
+    share: int = 0  # rows of a view on this process, see `set_share`
     copies: bool = False  # whether results are copied: CUDA graphs overwrite them when run again
 
     def __init__(
@@ -189,8 +190,7 @@ class Branch(nn.Module):
         features: list[Tensor] = []
         for _, group in groupby(views, key=lambda view: view.shape[-2:]):
             alike = list(group)
-            with views_of_batch(len(alike)):
-                features += self.features(torch.cat(alike)).chunk(len(alike))
+            features += self.features(torch.cat(alike)).chunk(len(alike))
         return tuple(features)
 
 
@@ -206,14 +206,16 @@ def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Ten
         return network(images).clone() if branch.copies else network(images)
     if len(images) % size:
         raise UsageError(f"{len(images)} rows are not chunks of {size} each")
+    chunks, devices = images.split(size), [images.device] if images.is_cuda else []
+
+    def run(rows: Tensor, seed: int | None) -> Tensor:
+        with torch.random.fork_rng(devices, enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return network(rows)
+
     with accumulate_statistics(branch):
-        chunks = images.split(size)
-        seeds = chunk_seeds(branch, len(chunks), images.device)
-
-        def run(rows: Tensor, seed: int | None) -> Tensor:
-            with drawing_chunk(seed, rows.device):
-                return network(rows)
-
+        seeds = chunk_seeds(branch, len(chunks), branch.share // size)
         parts = zip(chunks, seeds, strict=True)
         return torch.cat([checkpoint(run, *part, use_reentrant=False) for part in parts])
 
@@ -323,6 +325,16 @@ def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:
         if isinstance(branch, Branch):
             normalize_by_chunk(branch, batch_size // size)
             branch.chunk_size = size
+            for part in branch.modules():
+                if isinstance(part, DropPath):
+                    part.in_chunks = True
+
+
+def set_share(network: nn.Module, rows: int) -> None:
+    """Say how many rows of each view this process has, by which networks draw for all processes."""
+    for module in network.modules():
+        if isinstance(module, Branch | DropPath):
+            module.share = rows
 
 
 @contextmanager
