@@ -68,7 +68,7 @@ def normalize_in_groups(network: nn.Module, groups: int) -> None:
     so do all where one process has one group.
     """
     if groups > 1 or world_size() > 1:
-        _replace(network, groups)
+        _grouped(network, groups)
 
 
 def normalize_by_chunk(network: nn.Module, groups: int) -> None:
@@ -79,8 +79,7 @@ def normalize_by_chunk(network: nn.Module, groups: int) -> None:
     Raises:
         UsageError: If a batch norm has other groups.
     """
-    _replace(network, groups)
-    for norm in _grouped(network):
+    for norm in _grouped(network, groups):
         if norm.groups != groups:
             raise UsageError(
                 f"a batch of {groups} chunks cannot have {norm.groups} groups of batch "
@@ -89,14 +88,12 @@ def normalize_by_chunk(network: nn.Module, groups: int) -> None:
         norm.sees_chunks = True
 
 
-def _replace(network: nn.Module, groups: int) -> None:
+def _grouped(network: nn.Module, groups: int) -> list["GroupedBatchNorm"]:
+    """Put the batch norms inside in groups, unless they are; return all of them."""
     for module in network.modules():
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm) and not isinstance(child, GroupedBatchNorm):
                 setattr(module, name, GroupedBatchNorm(child, groups))
-
-
-def _grouped(network: nn.Module) -> list["GroupedBatchNorm"]:
     return [module for module in network.modules() if isinstance(module, GroupedBatchNorm)]
 
 
@@ -107,27 +104,20 @@ def accumulate_statistics(network: nn.Module) -> Iterator[None]:
     They are means over the chunks of all processes. The second run of a chunk, for the gradients,
     is outside of the block and does not count.
     """
-    norms = [norm for norm in _grouped(network) if norm.sees_chunks]
+    norms = [norm for norm in network.modules() if isinstance(norm, GroupedBatchNorm)]
     for norm in norms:
         norm.chunks = []
     try:
         yield
-        _update_running([norm for norm in norms if norm.chunks])
+        own = {norm: torch.stack(norm.chunks).mean(dim=0) for norm in norms if norm.chunks}
+        if own:
+            whole = gather(torch.cat([*own.values()], dim=1)[None])  # one message for all norms
+            parts = whole.mean(dim=0).split([norm.num_features for norm in own], dim=1)
+            for norm, mean_var in zip(own, parts, strict=True):
+                norm.update_running(mean_var)
     finally:
         for norm in norms:
             norm.chunks = None
-
-
-@torch.no_grad()
-def _update_running(norms: list["GroupedBatchNorm"]) -> None:
-    if not norms:
-        return
-    own = [torch.stack(norm.chunks or []).mean(dim=0) for norm in norms]
-    mean_var = gather(torch.cat(own, dim=1)[None]).mean(dim=0)  # one message for all norms
-    for norm, (mean, var) in zip(norms, mean_var.split([x.shape[1] for x in own], 1), strict=True):
-        norm.num_batches_tracked.add_(1)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(var)
 
 
 class GroupedBatchNorm(_BatchNorm):
@@ -140,6 +130,7 @@ class GroupedBatchNorm(_BatchNorm):
         groups: A multiple or a divisor of the number of processes.
     """
 
+    momentum: float
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -176,8 +167,6 @@ class GroupedBatchNorm(_BatchNorm):
             if self.chunks is not None:
                 self.chunks.append(running)
             return normal
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
         ranks = world_size()
         if self.groups % ranks == 0:
             return self._own_groups(x, self.groups // ranks)
@@ -198,23 +187,26 @@ class GroupedBatchNorm(_BatchNorm):
             normal, running = torch.cat(normalized), torch.stack(each)
         else:
             normal, running = self._all_groups(x, groups)
-        with torch.no_grad():
-            mean, var = gather(running).mean(dim=0)
-            self.running_mean.copy_(mean)
-            self.running_var.copy_(var)
+        self.update_running(gather(running).mean(dim=0))
         return normal
+
+    @torch.no_grad()
+    def update_running(self, mean_var: Float[Tensor, "2 channel"]) -> None:
+        """Set the running statistics to those after one more batch."""
+        self.num_batches_tracked.add_(1)
+        for running, value in zip((self.running_mean, self.running_var), mean_var, strict=True):
+            running.copy_(value)
 
     def _one_group(self, rows: Tensor, beside: int = 1) -> tuple[Tensor, Tensor]:
         """Normalize a group, or several beside each other as further channels.
 
         Also return what they make of the running statistics.
         """
-        assert self.momentum is not None
         mean, var = self.running_mean.repeat(beside), self.running_var.repeat(beside)
-        affine: tuple[Tensor, Tensor] = self.weight, self.bias
-        if beside > 1 and self.affine:
-            affine = self.weight.repeat(beside), self.bias.repeat(beside)
-        normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)
+        affine = [x.repeat(beside) for x in (self.weight, self.bias)] if self.affine else ()
+        normal = F.batch_norm(
+            rows, mean, var, *affine, training=True, momentum=self.momentum, eps=self.eps
+        )
         return normal, torch.stack([mean, var])
 
     def _all_groups(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -231,7 +223,6 @@ class GroupedBatchNorm(_BatchNorm):
 
     def _shared_group(self, x: Tensor) -> Tensor:
         """Normalize rows whose group several processes share."""
-        assert self.momentum is not None
         with torch.no_grad():
             wide = torch.promote_types(x.dtype, torch.float32)
             running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
@@ -241,6 +232,7 @@ class GroupedBatchNorm(_BatchNorm):
         mean, var = means.mean(dim=1), variances.mean(dim=1) + means.var(dim=1, correction=0)
         size = x.numel() // x.shape[1] * means.shape[1]
         with torch.no_grad():
+            self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean.mean(dim=0), self.momentum)
             self.running_var.lerp_(var.mean(dim=0) * size / (size - 1), self.momentum)
         group = group_of_rank(self.groups)
