@@ -179,7 +179,7 @@ def build_optimizer(
     parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
     `vectors`, as in SwAV's form, LARS decays everything too.
 
-    `Muon` needs whole matrices, which FSDP divides. On a GPU its steps are computed in bfloat16:
+    On a GPU, the steps of `Muon` are computed in bfloat16:
     another number of processes changes them by up to a percent, where it changes other
     optimizers' steps by rounding in float32.
 
