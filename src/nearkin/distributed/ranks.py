@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # first imported in a group, it would keep that group's threads alive
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from nearkin.errors import DivergedError, UnsavedError, UsageError
 
@@ -188,9 +189,7 @@ def mean_over_rows(term: Callable[[slice], Any], rows: int) -> Any:
     own = rows_of_rank(rows)
     weight = ranks * (own.stop - own.start) / rows  # 1, unless shares differ by a row
     means = term(own)
-    if isinstance(means, Tensor):
-        return _MeanOverRanks.apply(means * weight)
-    return tuple(_MeanOverRanks.apply(mean * weight) for mean in means)
+    return tree_map(lambda mean: _MeanOverRanks.apply(mean * weight), means)
 
 
 def all_reduce_max(number: int) -> int:
@@ -221,12 +220,9 @@ def broadcast_bytes(content: bytes) -> bytes:
     """Return the content of rank 0; that of the others is ignored."""
     if world_size() == 1:
         return content
-    size = torch.tensor(len(content))
-    dist.broadcast(size, src=0)
-    buffer = bytearray(content) if rank() == 0 else bytearray(int(size))
-    if buffer:
-        dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0)
-    return bytes(buffer)
+    contents = [content]
+    dist.broadcast_object_list(contents, src=0)
+    return contents[0]
 
 
 def data_parallel(module: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import groupby, pairwise
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -77,12 +77,11 @@ class Backbone(nn.Module):
     @override
     def train(self, mode: bool = True) -> "Backbone":
         super().train(mode)
-        for name in self.fixed:
-            self.body.get_submodule(name).eval()
+        frozen = [self.body.get_submodule(name) for name in self.fixed]
         if self.keeps_statistics:
-            for module in self.body.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+            frozen += [part for part in self.body.modules() if isinstance(part, _BatchNorm)]
+        for module in frozen:
+            module.eval()
         return self
 
     @override
@@ -135,7 +134,7 @@ class Branch(nn.Module):
     """A backbone, which is any network, and an `mlp` on top of it: the projector.
 
     `sizes` are the outputs of the projector's layers, where 0 is as many as there are features;
-    without any there is no projector. `norm`, `last_norm` and `affine` are those of `mlp`.
+    without any there is no projector. `layers` are the options of `mlp`.
     Embeddings are in full precision. If `bn_groups`, batch norms take their statistics over that
     many equal parts of the batch.
     """
@@ -145,24 +144,14 @@ class Branch(nn.Module):
     copies: bool = False  # whether results are copied: CUDA graphs overwrite them when run again
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        *sizes: int,
-        norm: bool = True,
-        last_norm: bool = False,
-        affine: bool = False,
-        activation: type[nn.Module] = nn.ReLU,
-        bn_groups: int = 0,
+        self, backbone: nn.Module, *sizes: int, bn_groups: int = 0, **layers: Any
     ) -> None:
         super().__init__()
         self.backbone = as_backbone(backbone)
         features = self.backbone.feature_dim
-        layers = [features, *(size or features for size in sizes)]
         self.projector: nn.Module = nn.Identity()
         if sizes:
-            self.projector = mlp(
-                *layers, norm=norm, last_norm=last_norm, affine=affine, activation=activation
-            )
+            self.projector = mlp(features, *(size or features for size in sizes), **layers)
         if bn_groups:
             normalize_in_groups(self, bn_groups)
 
@@ -360,10 +349,12 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., None]) -> Iterator[
             handle.remove()
 
 
-def trial_images(network: nn.Module, size: int) -> Tensor:
-    """Return two images of zeros that a network can be tried with, on its device."""
+@contextmanager
+def trial(network: nn.Module, size: int) -> Iterator[Tensor]:
+    """Give two images of zeros that a network can be tried with, and leave it as it is."""
     device = next(network.parameters(), torch.zeros(())).device
-    return torch.zeros(2, input_channels(network), size, size, device=device)
+    with torch.no_grad(), eval_mode(network):
+        yield torch.zeros(2, input_channels(network), size, size, device=device)
 
 
 def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
@@ -371,8 +362,8 @@ def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
     sizes = TRIED_SIZES if image_size is None else (image_size,)
     for size in sizes:
         try:
-            with torch.no_grad(), eval_mode(body):
-                features = body(trial_images(body, size))
+            with trial(body, size) as images:
+                features = body(images)
         except Exception as error:  # a network of the user's may raise anything
             if size == sizes[-1]:
                 raise size_error(name, size, error) from error
