@@ -159,10 +159,6 @@ class Branch(nn.Module):
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch dim"]:
         return _full(_run_chunks(self, lambda rows: self.projector(self.backbone(rows)), images))
 
-    def features(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
-        """Return the features of the backbone, without the projector."""
-        return _run_chunks(self, self.backbone, images)
-
     def by_size(self, views: Sequence[Tensor]) -> tuple[Float[Tensor, "batch dim"], ...]:
         """Return the embeddings of views of one size or several, with batch statistics in common.
 
@@ -179,7 +175,7 @@ class Branch(nn.Module):
         features: list[Tensor] = []
         for _, group in groupby(views, key=lambda view: view.shape[-2:]):
             alike = list(group)
-            features += self.features(torch.cat(alike)).chunk(len(alike))
+            features += _run_chunks(self, self.backbone, torch.cat(alike)).chunk(len(alike))
         return tuple(features)
 
 

@@ -37,9 +37,7 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> Cost:
     batch = batch if images.is_small else min(TIMED_BATCH, batch)
     timed = replace(config, batch_size=batch, workers=0, cache="off")
     method, batches = build(timed, images, device)
-    seconds = time_epoch(
-        timed, method, [batches.resized(side) for side in view_sides(timed)]
-    )
+    seconds = time_epoch(timed, method, [batches.resized(side) for side in view_sides(timed)])
     epochs = planned_epochs(config, seconds)
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
