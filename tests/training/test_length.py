@@ -2,7 +2,6 @@
 
 import copy
 from contextlib import suppress
-from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -13,11 +12,10 @@ from small import same, save
 
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.distributed import CpuTime
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.auto import resolve
-from nearkin.training import checkpoint, length
+from nearkin.training import checkpoint
 from nearkin.training.length import (
     Overhead,
     seconds_per_step,
@@ -103,22 +101,6 @@ def test_steps_that_wait_for_all_workers_at_once_count_in_full():
     waiting = [4.0, 0.0, 0.0, 0.0]
     assert seconds_per_step(2 * waiting, group=4) == 1.0
     assert seconds_per_step([1.0, 1.0, 9.0, 1.0, 1.0, 1.0], group=1) == 1.0  # one that was late
-
-
-def test_loader_workers_have_ended_when_other_processes_are_counted(monkeypatch, photographs):
-    children = []
-
-    class Watched(CpuTime):
-        @classmethod
-        def now(cls):
-            children.append(len(active_children()))
-            return super().now()
-
-    monkeypatch.setattr(length, "CpuTime", Watched)
-    config, method, batches = planned(photographs, workers=2, cache="off")
-    time_epoch(config, method, [batches])
-    before, after = children
-    assert after == before
 
 
 def test_a_time_that_is_too_short_for_an_epoch_is_said(tmp_path, capsys):

@@ -15,48 +15,29 @@ from nearkin.distributed import gather, group_of_rank, world_size
 from nearkin.errors import UsageError
 
 
-class SyncNormalization(torch.autograd.Function):
-    """Normalize rows by the statistics of a group that several processes share.
-
-    `nn.SyncBatchNorm` runs on GPUs only. Every pass over the rows is one of torch's own kernels,
-    in the rows' precision, with sums in that of the statistics. The gradient is that of Ioffe and
-    Szegedy 2015, section 3, with its two means taken over all processes of the group.
-    """
+class Moments(torch.autograd.Function):
+    """Means and variances of channels, by one of torch's own kernels, in float32 at least."""
 
     @staticmethod
     @override
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, groups: int
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.groups = groups
-        by = scale * weight
-        return _scaled(x, by, bias - mean * by)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
+        moments = torch.stack(torch.batch_norm_update_stats(x, running[0], running[1], 0.0))
+        ctx.save_for_backward(x, moments[0])
+        return moments
 
     @staticmethod
     @override
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, scale = ctx.saved_tensors
-        last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if last else torch.contiguous_format
-        grad = grads[0].contiguous(memory_format=layout)
-        _, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
-            grad, x, torch.ones_like(mean), None, None, mean, scale, True, 0.0, [False, True, True]
-        )
-        sums = gather(torch.stack([for_weight, for_bias])[None]).unflatten(0, (ctx.groups, -1))
-        rows = x.numel() // x.shape[1] * sums.shape[1]
-        along, plain = sums.sum(dim=1)[group_of_rank(ctx.groups)] / rows
-        by = scale * weight
-        across = by * scale * along
-        for_x = _scaled(grad, by, across * mean - by * plain).add_(
-            _scaled(x, -across, torch.zeros_like(mean))
-        )
-        return for_x, for_weight, for_bias, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        x, mean = ctx.saved_tensors
+        for_mean, for_variance = grads[0] * (x.shape[1] / x.numel())
+        return _scaled(x, mean, 2 * for_variance, for_mean)
 
 
-def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
-    """`x * by + shift`, channel by channel, in one pass."""
-    mean, half = torch.zeros_like(by), torch.full_like(by, 0.5)  # torch 2.11 wants an eps
+def _scaled(x: Tensor, mean: Tensor, by: Tensor, shift: Tensor) -> Tensor:
+    """`(x - mean) * by + shift`, channel by channel, in one pass in the precision of `x`."""
+    half = torch.full_like(by, 0.5)  # torch 2.11 wants an eps
     return F.batch_norm(x, mean, half, by, shift, training=False, eps=0.5)
 
 
@@ -222,22 +203,23 @@ class GroupedBatchNorm(_BatchNorm):
         return normal, running.unflatten(1, (groups, -1)).movedim(1, 0)
 
     def _shared_group(self, x: Tensor) -> Tensor:
-        """Normalize rows whose group several processes share."""
-        with torch.no_grad():
-            wide = torch.promote_types(x.dtype, torch.float32)
-            running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
-            own = torch.stack(torch.batch_norm_update_stats(x, running[0], running[1], 0.0))
-        gathered = gather(own[None]).unflatten(0, (self.groups, -1))
+        """Normalize rows whose group several processes share: `nn.SyncBatchNorm` is for GPUs only.
+
+        Gradients through the statistics reach the rows of all these processes by `gather`.
+        """
+        gathered = gather(Moments.apply(x)[None]).unflatten(0, (self.groups, -1))
         means, variances = gathered.unbind(dim=2)  # (groups, processes, channels)
-        mean, var = means.mean(dim=1), variances.mean(dim=1) + means.var(dim=1, correction=0)
+        every_mean = means.mean(dim=1)
+        every_var = variances.mean(dim=1) + means.var(dim=1, correction=0)
         size = x.numel() // x.shape[1] * means.shape[1]
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            self.running_mean.lerp_(mean.mean(dim=0), self.momentum)
-            self.running_var.lerp_(var.mean(dim=0) * size / (size - 1), self.momentum)
+            self.running_mean.lerp_(every_mean.mean(dim=0), self.momentum)
+            self.running_var.lerp_(every_var.mean(dim=0) * size / (size - 1), self.momentum)
         group = group_of_rank(self.groups)
-        scale = torch.rsqrt(var[group] + self.eps)
-        plain = torch.ones_like(scale), torch.zeros_like(scale)
-        affine = (self.weight, self.bias) if self.affine else plain
-        normal: Tensor = SyncNormalization.apply(x, *affine, mean[group], scale, self.groups)
-        return normal
+        mean, by = every_mean[group], torch.rsqrt(every_var[group] + self.eps)
+        if self.affine:
+            by = by * self.weight
+        center = mean.detach()  # so that sums for the gradients are those of small numbers
+        shift = (center - mean) * by
+        return _scaled(x, center, by, shift + self.bias if self.affine else shift)
