@@ -102,11 +102,8 @@ def as_backbone(
 ) -> Backbone:
     """Return any network from images to features as a backbone; a `Backbone` unchanged.
 
-    Args:
-        body: The network. Its state is left as it is.
-        image_size: Side of the images in pixels, or None if it takes any size.
-        feature_dim: Number of features; by default found by running the network once.
-        name: Name in messages; by default that of the network's class.
+    The number of features, unless it is given, is found by running the network once, on images of
+    that size in pixels. Messages call it by its name, or by that of its class.
 
     Raises:
         UsageError: If it cannot take such images, or does not give a row of numbers for each.
@@ -290,12 +287,8 @@ def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:
     The loss sees the embeddings of all chunks at once, and activations are computed again chunk by
     chunk for the gradients. Gradients are those of the whole batch, with batch statistics over
     each chunk (Gao et al. 2021, arXiv:2101.06983). Momentum encoders run in chunks too; predictors
-    and heads do not.
-
-    Args:
-        network: Usually a method. Changed in place, once; state and names stay as they are.
-        size: Consecutive rows of a chunk. A chunk holds one view, of one process.
-        batch_size: Images in the batch of all processes.
+    and heads do not. A chunk holds one view, of one process; `batch_size` is that of all. State
+    and names stay as they are.
 
     Raises:
         UsageError: If a process's share of the batch does not consist of whole chunks, or batch
@@ -394,14 +387,10 @@ def should_compile(device: torch.device, steps: int, *, optimizer: str, side: in
 
 
 def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
-    """Let torch compile every backbone and projector when they are first run.
+    """Let torch compile backbones and projectors when they are first run, as CUDA `graphs` or not.
 
     Names and state stay as they are, and copies of the method are not compiled. Results are
     close to those of the same networks uncompiled, not equal.
-
-    Args:
-        method: Changed in place. Objectives, predictors and memories are left alone.
-        graphs: Whether to use CUDA graphs.
     """
     branches = [module for module in method.modules() if isinstance(module, Branch)]
     for branch in branches:

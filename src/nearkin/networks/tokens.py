@@ -19,11 +19,8 @@ class TokenFeatures(nn.Module):
     """A backbone up to its tokens, one row per position: all that its pooling has to choose from.
 
     Class and register tokens are among those of a transformer. The tokens of other networks are
-    the positions of their last feature map. The weights are those of the backbone, not copies.
-
-    Args:
-        backbone: The network, of timm, torchvision, transformers or one's own.
-        image_size: Side in pixels of the images that it is tried with.
+    the positions of their last feature map. The weights are those of the backbone, not copies. It
+    is tried with images of `image_size` pixels.
 
     Raises:
         UsageError: If the network has no such place.
@@ -111,12 +108,8 @@ class AttentivePooling(nn.Module):
     learned query: a_h = W_h^K^T q_h, the value projection is part of the layer, and the bias of
     the keys falls out of the softmax. Lee et al. Set transformer. ICML 2019, arXiv:1810.00825,
     section 3.2; as a probe in V-JEPA (arXiv:2404.08471) and CAPI (arXiv:2502.08769), and in this
-    short form in Psomas et al. Attention, please! 2025, arXiv:2506.10178.
-
-    Args:
-        mean: Mean of each channel of the tokens.
-        std: Their standard deviations, above 0.
-        attention: A column a_h for each head; zeros weight all tokens alike.
+    short form in Psomas et al. Attention, please! 2025, arXiv:2506.10178. `attention` has a column
+    a_h for each head; zeros weight all tokens alike.
     """
 
     mean: Tensor

@@ -92,10 +92,8 @@ def _contrast(
     if fused.should_fuse(query, negatives):
         return fused.strip_info_nce(query, key, negatives, temperature, ignored, own)
     logits = look_up(query, negatives, temperature)
-    if own:
-        ignored = torch.zeros_like(logits, dtype=torch.bool)
-        for column in own:
-            ignored.diagonal(column).fill_(True)
+    for column in own:
+        logits.diagonal(column).fill_(torch.finfo(logits.dtype).min / 2)
     positive = (query * key).sum(dim=1) / temperature
     return infonce_from_lse(positive, masked_logsumexp(logits, ignored))
 
