@@ -24,6 +24,5 @@ from nearkin.distributed.ranks import group_of_rank as group_of_rank
 from nearkin.distributed.ranks import is_main_process as is_main_process
 from nearkin.distributed.ranks import mean_over_rows as mean_over_rows
 from nearkin.distributed.ranks import num_processes as num_processes
-from nearkin.distributed.ranks import rank_info as rank_info
 from nearkin.distributed.ranks import rows_of_rank as rows_of_rank
 from nearkin.distributed.ranks import world_size as world_size

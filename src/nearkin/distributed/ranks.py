@@ -147,16 +147,14 @@ def gather_all(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """
     if world_size() == 1:
         return tuple(tensors)
-    alike = dict[tuple[torch.dtype, bool], list[int]]()
-    for i, x in enumerate(tensors):
-        alike.setdefault((x.dtype, x.requires_grad), []).append(i)
-    results = dict[int, Tensor]()
-    for members in alike.values():
-        rows = [tensors[i].reshape(len(tensors[i]), -1) for i in members]
+    kinds, results = [(x.dtype, x.requires_grad) for x in tensors], list(tensors)
+    for alike in dict.fromkeys(kinds):
+        places = [place for place, kind in enumerate(kinds) if kind == alike]
+        rows = [tensors[place].reshape(len(tensors[place]), -1) for place in places]
         columns = gather(torch.cat(rows, dim=1)).split([x.shape[1] for x in rows], dim=1)
-        for i, x in zip(members, columns, strict=True):
-            results[i] = x.reshape(-1, *tensors[i].shape[1:])
-    return tuple(results[i] for i in range(len(tensors)))
+        for place, x in zip(places, columns, strict=True):
+            results[place] = x.reshape(-1, *tensors[place].shape[1:])
+    return tuple(results)
 
 
 class _MeanOverRanks(torch.autograd.Function):
