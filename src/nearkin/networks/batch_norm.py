@@ -184,10 +184,9 @@ class GroupedBatchNorm(_BatchNorm):
         Also return what they make of the running statistics.
         """
         mean, var = self.running_mean.repeat(beside), self.running_var.repeat(beside)
-        affine = [x.repeat(beside) for x in (self.weight, self.bias)] if self.affine else ()
-        normal = F.batch_norm(
-            rows, mean, var, *affine, training=True, momentum=self.momentum, eps=self.eps
-        )
+        affine = self.weight, self.bias
+        weight, bias = (x.repeat(beside) if self.affine else None for x in affine)
+        normal = F.batch_norm(rows, mean, var, weight, bias, True, self.momentum, self.eps)
         return normal, torch.stack([mean, var])
 
     def _all_groups(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
