@@ -1,5 +1,6 @@
 """The only package that knows of processes and devices."""
 
+from nearkin.distributed.contention import CpuTime as CpuTime
 from nearkin.distributed.devices import available_cpus as available_cpus
 from nearkin.distributed.devices import check_gpus as check_gpus
 from nearkin.distributed.devices import choose_device as choose_device

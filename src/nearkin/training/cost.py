@@ -20,11 +20,16 @@ class Cost:
 
     epochs: int  # That are planned at the speed that was measured
     hours: float  # At that speed
+    hours_alone: float  # Without other processes
+    busy: str  # What these do, if that makes a difference
     megabytes: float  # Of disk
 
     def lines(self) -> list[str]:
         """Return lines of text, for people."""
-        return [f"about {_time(self.hours)}, {self.megabytes:.0f} MB of disk"]
+        lines = [f"about {_time(self.hours)}, {self.megabytes:.0f} MB of disk"]
+        if self.busy:
+            lines.append(f"busy: {self.busy}; alone about {_time(self.hours_alone)}")
+        return lines
 
 
 def _time(hours: float) -> str:
@@ -37,10 +42,10 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> Cost:
     batch = batch if images.is_small else min(TIMED_BATCH, batch)
     timed = replace(config, batch_size=batch, workers=0, cache="off")
     method, batches = build(timed, images, device)
-    seconds = time_epoch(timed, method, [batches.resized(side) for side in view_sides(timed)])
-    epochs = planned_epochs(config, seconds)
+    epoch = time_epoch(timed, method, [batches.resized(side) for side in view_sides(timed)])
+    epochs = planned_epochs(config, epoch.seconds)
+    hours, alone = (each * epochs / 3600 for each in (epoch.seconds, epoch.alone))
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
     copies = 3 * 3  # the newest three checkpoints, each with the optimizer's two moments
-    hours = seconds * epochs / 3600
-    return Cost(epochs, hours, (copies * weights + features) / 1e6)
+    return Cost(epochs, hours, alone, epoch.busy, (copies * weights + features) / 1e6)

@@ -4,17 +4,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import fmean, median
 from typing import Any, Final
 
 from nearkin.config import Duration, TrainConfig, seconds
 from nearkin.data.batches import BatchLoader
 from nearkin.data.split import Split
-from nearkin.distributed import broadcast_bytes
+from nearkin.distributed import CpuTime, broadcast_bytes
 from nearkin.method import Method
 from nearkin.networks.backbone import as_current
-from nearkin.pace import span
+from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
 from nearkin.training.average import IMAGES, SHARES
@@ -24,16 +24,38 @@ from nearkin.training.health import Monitor
 WARM_UP: Final = 2  # Steps of an estimate that are not timed, at least
 TIMED: Final = 6  # Steps that are timed after them, at least
 PREFETCHED: Final = 2  # Batches that a loader worker reads ahead, by default of PyTorch
+BUSY: Final = 1.2  # Slowdown by other processes from which on a machine is called busy
 MEASURING: Final = 2.0  # Times as long as encoding all images, for measures and page beside it
 LEFT: Final = 1 / 15  # The share of a time that is left for the end at least
 
 
-def time_epoch(config: TrainConfig, method: Method[Any], parts: Sequence[BatchLoader]) -> float:
-    """Estimate the seconds of an epoch here, as the mean over equal parts of a training."""
-    return fmean(_time_epoch(config, method, part) for part in parts)
+@dataclass(frozen=True)
+class EpochTime:
+    """How long an epoch takes, measured beside whatever else the machine does."""
+
+    seconds: float
+    alone: float  # Without other processes, about
+    taken: float  # The share of the CPUs that other processes take
+
+    @property
+    def busy(self) -> str:
+        """A text if other processes make a difference; empty if not, or where it is unknown."""
+        slowdown = self.seconds / self.alone
+        if slowdown < BUSY:
+            return ""
+        times = f"{slowdown:.{1 if slowdown < 10 else 0}f} times"
+        return f"other processes take {self.taken:.0%} of the CPUs, steps {times} as long"
 
 
-def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) -> float:
+def time_epoch(
+    config: TrainConfig, method: Method[Any], parts: Sequence[BatchLoader]
+) -> EpochTime:
+    """Estimate how long an epoch takes here, as the mean over equal parts of a training."""
+    times = [_time_epoch(config, method, part) for part in parts]
+    return EpochTime(*map(fmean, zip(*map(astuple, times), strict=True)))
+
+
+def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) -> EpochTime:
     """Time a few steps, and undo them."""
     # A usual step: the backbone learns, whatever the length of the training will be.
     usual, laps = replace(config, epochs=1, freeze_epochs=0), list[float]()
@@ -46,13 +68,17 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) 
     fed = closing(batches.load(0, total + PREFETCHED * workers))
     with undone(method), fed as read:
         optimizer, anchor = optimizer_for(method, usual), anchor_for(method, usual)
-        before = time.perf_counter()
+        start = CpuTime.now()
+        before = start.clock
         for _ in training_steps(
             usual, method, optimizer, read, start=0, total=total, anchor=anchor
         ):
             laps.append(time.perf_counter() - before)
             before = time.perf_counter()
-    return seconds_per_step(laps[warm_up:], group) * batches.sampler.steps_per_epoch
+    # Of all steps: by now loader workers have ended, and no longer count as other processes.
+    spent = CpuTime.now() - start
+    seconds = seconds_per_step(laps[warm_up:], group) * batches.sampler.steps_per_epoch
+    return EpochTime(seconds, seconds / spent.slowdown, spent.taken)
 
 
 @contextmanager
@@ -114,11 +140,18 @@ def with_epochs(
     if not config.max_time:
         return config
     # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
-    epoch_seconds = time_epoch(config, method, parts)
+    epoch = time_epoch(config, method, parts)
     overhead = time_overhead()
-    epochs = planned_epochs(config, epoch_seconds, overhead)
+    epochs = planned_epochs(config, epoch.seconds, overhead)
     epochs = int(broadcast_bytes(str(epochs).encode()))
-    if log and (too_short := time_is_short(config.max_time, epoch_seconds, overhead)):
+    if log and epoch.busy:
+        alone = planned_epochs(config, epoch.alone, overhead)
+        log.info(
+            f"warning: the machine is busy: {epoch.busy}; --max-time {config.max_time} is "
+            f"{count(epochs, 'epoch')} at this speed, also if it changes; alone it would "
+            f"be about {alone}"
+        )
+    if log and (too_short := time_is_short(config.max_time, epoch.seconds, overhead)):
         log.info(f"warning: {too_short}")
     device = next(method.parameters()).device
     return with_length(config, epochs, parts[0].sampler.steps_per_epoch, device)
