@@ -41,6 +41,7 @@ EXCLUSIVE: Final = (
     ("known", "labeled"),
     ("labels", "labeled"),
     ("lr_milestones", "cosine_end"),
+    ("fsdp", "chunk_size"),
     ("grad_checkpointing", "compile"),
     ("optimizer", "lars_form"),
 )
@@ -177,6 +178,8 @@ class TrainConfig(RunConfig):
     """What to do when three evaluations in a row show collapsed embeddings."""
     devices: Devices = 1
     """Processes on this machine that share each batch, one per GPU; torchrun starts its own."""
+    fsdp: bool = False
+    """Whether to shard weights, gradients and optimizer states over the processes (FSDP2)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the networks; auto: bf16 where the device supports it natively."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
@@ -208,6 +211,10 @@ class TrainConfig(RunConfig):
             raise UsageError(f"--lars-form {self.lars_form} is of --optimizer lars; give that")
         if self.weight_decay == 0 and self.final_weight_decay not in ("auto", 0):
             raise UsageError("--final-weight-decay changes one above 0; give --weight-decay too")
+        if self.fsdp and self.chunk_size:
+            raise UsageError("--fsdp and --chunk-size exclude each other; give one")
+        if self.fsdp and self.optimizer == "muon":
+            raise UsageError("--fsdp divides the matrices that Muon needs whole; give adamw")
         self._check_start()
 
     def _check_start(self) -> None:
@@ -367,7 +374,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Evaluation": ("evaluate_every", "on_collapse", "baselines"),
     "Machine": (
-        *("device", "devices", "precision", "compile", "workers", "cache"),
+        *("device", "devices", "fsdp", "precision", "compile", "workers", "cache"),
         *("shuffle_window", "chunk_size", "grad_checkpointing"),
     ),
     "Output": ("copy_to", "save_every", "report", "track"),

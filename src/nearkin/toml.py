@@ -124,7 +124,7 @@ def _same_time(mine: Duration, theirs: Duration) -> bool:
 
 
 FREE = (
-    "save_every", "workers", "max_bad", "on_collapse", "devices", "compile", "report",
+    "save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "compile", "report",
     "track", "copy_to", TRUST,
 )  # fmt: skip
 """Settings that may change when a run is resumed: at most, they change rounding."""

@@ -314,6 +314,8 @@ def test_what_is_typed_takes_precedence_over_what_excludes_it_in_a_file(tmp_path
         ({"lars_form": "simclr"}, {"optimizer": "adamw"}, ["lars_form"]),
         ({"lars_form": "simclr"}, {"optimizer": "lars"}, []),
         ({"optimizer": "lars"}, {"lars_form": "simclr"}, []),
+        ({"chunk_size": 8}, {"fsdp": True}, ["chunk_size"]),
+        ({"chunk_size": 8}, {"fsdp": False}, []),
         ({"grad_checkpointing": True}, {"compile": "graphs"}, ["grad_checkpointing"]),
         ({"grad_checkpointing": True}, {"compile": "off"}, []),
         ({"compile": "off"}, {"grad_checkpointing": True}, []),

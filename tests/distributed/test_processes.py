@@ -330,6 +330,7 @@ def test_a_fork_does_not_wait_for_the_threads_of_an_earlier_group():
 def test_what_cannot_be_shared_is_refused(data, tmp_path, refusal):
     for settings, error in (
         (["--devices", 3], "--batch-size 16 cannot be divided evenly among 3 process"),
+        (["--fsdp"], "--fsdp divides networks among processes; give --devices 2 or mor"),
     ):
         refused = refusal(2, "train", data, *SETTINGS, *settings, "-o", tmp_path / "run")
         assert error in refused, settings
@@ -396,10 +397,34 @@ def test_processes_that_were_started_here_keep_to_their_share_of_the_processors(
     assert (torch.get_num_threads(), processors()) == before
 
 
+SHARDED = ("--devices", "2", "--fsdp")
+LOOKS = SETTINGS.copy()
+LOOKS[LOOKS.index("--evaluate-every") + 1] = "2"
+LOOKS[LOOKS.index("--optimizer") + 1] = "adamw"
+"""Not Muon: it amplifies its own rounding, which is another for divided matrices, where a batch has
+fewer images than a matrix has rows."""
+
+
 @pytest.mark.slow
-def test_a_shared_training_that_diverges_is_one_error_and_kept_for_a_replay(data, tmp_path):
-    settings = ("--devices", "2", "--lr", "1e9", "--warmup", "0")
-    code, _, err = ended(start(data, tmp_path / "run", *settings))
+def test_a_divided_training_is_looked_at_stopped_and_resumed(data, tmp_path):
+    settings = [*LOOKS, "--lr", "0.002"]
+    whole = trained(data, tmp_path / "whole", "--devices", "2", settings=settings)
+    out = tmp_path / "run"
+    process = start(data, out, *SHARDED, settings=settings)
+    after_steps(process, out, 3)
+    process.terminate()
+    assert ended(process)[0] == 143
+    run = trained(data, out, "--resume", *SHARDED, settings=settings)
+    assert losses(run) == pytest.approx(losses(whole), rel=1e-3)
+    assert difference(run, whole) < 1e-3
+    health, expected = (json.loads(each.summary.read_text())["health"] for each in (run, whole))
+    assert health == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.slow
+def test_a_divided_training_that_diverges_is_one_error_and_kept_for_a_replay(data, tmp_path):
+    process = start(data, tmp_path / "run", *SHARDED, "--lr", "1e9", "--warmup", "0")
+    code, _, err = ended(process)
     assert code == 6, err
     assert err.count("error:") == 1
     assert checkpoint.latest(RunFolder(tmp_path / "run").diverged)

@@ -19,12 +19,14 @@ import nearkin
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
+from nearkin.distributed import sharding
 from nearkin.encoders.encoder import Encoder, load, rescaled, resized, untrained_like
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import NearkinError, ResourceError, UsageError
 from nearkin.method import half_cosine
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.blocks import checkpoint_blocks
 from nearkin.networks.branch import as_backbone
 from nearkin.networks.drop_path import set_drop_path
@@ -65,12 +67,15 @@ def started(name: str, kind: str, *, adapt: bool = True):
 
 
 def train(
-    method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, weight=0.0,
-    clip_norm=0.0, **rates
+    method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, divided=False,
+    weight=0.0, clip_norm=0.0, **rates
 ):  # fmt: skip
     anchor = Anchor.at(method, weight)
     options = dict(layer_decay=0.5, separate_backbone=bool(frozen)) | rates
     optimizer = build_optimizer(method, name="adamw", lr=1e-3, weight_decay=0.05, **options)
+    if divided:
+        normalize_in_groups(method, 1)
+        method = sharding.shard(method, optimizer)
     fed = (batches(name, step) for step in range(start, until))
     how = dict(start=start, total=total, schedule=warmup_cosine(), seed=0, frozen=frozen)
     how |= dict(anchor=anchor, clip_norm=clip_norm)
@@ -220,18 +225,24 @@ def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own():
 
 TINY, VIT = "tiny.safetensors", "vit2.safetensors"
 SHARED = {"swav": "vit", "moco_v3": "resnet", "simgcd": "resnet", SEPARATE[0]: SEPARATE[1]}
+DIVIDED = "swav"
 FROZEN = dict(frozen=0.25, until=3, weight=3.0)
 CLIPPED = "simgcd"
 
 
-def train_share(rank: int) -> tuple[dict, list[float]]:
-    """By method, what a share of the batch comes to; and losses where gradients are clipped."""
+def train_share(rank: int) -> tuple[dict, list[float], list[float]]:
+    """By method, what a share of the batch comes to; and losses of a network that is divided.
+
+    Last the losses of a method whose gradients are clipped.
+    """
     outcomes = {}
     for name, kind in SHARED.items():
         method = started(name, kind).double()
         losses = train(method, name, batches=shares(rank, 2), **FROZEN)
         outcomes[name] = losses, method.state_dict()
-    return outcomes, train_clipped(shares(rank, 2))
+    method = started(DIVIDED, SHARED[DIVIDED]).double()
+    divided = train(method, DIVIDED, batches=shares(rank, 2), divided=True, **FROZEN)
+    return outcomes, divided, train_clipped(shares(rank, 2))
 
 
 def train_clipped(batches):
@@ -252,8 +263,7 @@ def train_alone(name):
 @pytest.mark.parametrize("name", SHARED)
 def test_two_processes_drop_paths_and_are_frozen_and_anchored_as_one_is(name, both):
     losses, expected = train_alone(name)
-    assert len(set(losses)) == len(losses)
-    for outcomes, _ in both:
+    for outcomes, *_ in both:
         losses_there, state = outcomes[name]
         assert losses_there == pytest.approx(losses, abs=1e-9)
         for key, value in expected.items():
@@ -263,8 +273,16 @@ def test_two_processes_drop_paths_and_are_frozen_and_anchored_as_one_is(name, bo
 def test_two_processes_clip_gradients_by_the_norm_that_one_has(both):
     """Two have gradients of a frozen backbone, which nothing is to follow from."""
     losses = train_clipped(shares())
-    for _, clipped in both:
+    for *_, clipped in both:
         assert clipped == pytest.approx(losses, abs=1e-9)
+
+
+def test_a_divided_network_takes_the_same_options(both):
+    """With --fsdp: drop path, LoRA, checkpointing, frozen steps, an anchor and rates by layer."""
+    losses, _ = train_alone(DIVIDED)
+    assert len(set(losses)) == len(losses)
+    for _, divided, _ in both:
+        assert divided == pytest.approx(losses, rel=1e-9)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils import get_total_norm
 
 from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.data.batches import Batches
@@ -27,7 +26,7 @@ from nearkin.methods.simclr import SimCLR
 from nearkin.metrics.neighbors import nearest
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Branch
-from nearkin.training.loop import gradients
+from nearkin.training.loop import gradients, total_norm
 from nearkin.training.optimizer import build_optimizer
 from nearkin.types import Batch
 
@@ -203,7 +202,7 @@ def test_a_step_of_simclr_with_muon_takes_few_operations():
 
     def learn():
         method(Batch(views, torch.arange(4), torch.arange(4)), 0.5).loss.backward()
-        get_total_norm(gradients(method).values())
+        total_norm(method, gradients(method).values())
 
     networks = launched(learn)
     with FakeTensorMode(allow_non_fake_inputs=True):

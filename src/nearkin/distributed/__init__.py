@@ -23,7 +23,12 @@ from nearkin.distributed.ranks import gather as gather
 from nearkin.distributed.ranks import gather_all as gather_all
 from nearkin.distributed.ranks import group_of_rank as group_of_rank
 from nearkin.distributed.ranks import is_main_process as is_main_process
+from nearkin.distributed.ranks import is_sharded as is_sharded
 from nearkin.distributed.ranks import mean_over_rows as mean_over_rows
 from nearkin.distributed.ranks import num_processes as num_processes
 from nearkin.distributed.ranks import rows_of_rank as rows_of_rank
 from nearkin.distributed.ranks import world_size as world_size
+from nearkin.distributed.sharding import full_state as full_state
+from nearkin.distributed.sharding import full_weights as full_weights
+from nearkin.distributed.sharding import gather_weights as gather_weights
+from nearkin.distributed.sharding import shard as shard

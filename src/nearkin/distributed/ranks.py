@@ -223,17 +223,27 @@ def broadcast_bytes(content: bytes) -> bytes:
     return contents[0]
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether FSDP has divided the module among the ranks."""
+    return hasattr(module, "unshard")  # to import its class takes half a second
+
+
 def data_parallel(module: nn.Module) -> nn.Module:
     """Start every rank from the state of rank 0, and average gradients from then on.
 
     Buffers are not synchronized again: ranks write the same rows, so they stay equal. The first
     step shows which weights have no gradient, such as those of a layer that a network has left.
     """
-    if world_size() == 1:
+    if world_size() == 1 or is_sharded(module):
         return module
+    broadcast_state(module)
+    return DistributedDataParallel(module, static_graph=True, **_NO_BUFFER_SYNC)
+
+
+def broadcast_state(module: nn.Module) -> None:
+    """Give every rank the state of rank 0."""
     for tensor in module.state_dict().values():
         dist.broadcast(tensor, src=0)
-    return DistributedDataParallel(module, static_graph=True, **_NO_BUFFER_SYNC)
 
 
 # torch 2.15 renames the option that keeps DDP from copying the first rank's buffers each step.

@@ -76,6 +76,8 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     usual = usual_batch(kinds_of_views(config).count("reduced"))
     most = min(usual, len(images))
     batch = _or(config.batch_size, lambda: max(most // processes, 1) * processes)
+    if config.fsdp and processes == 1:
+        raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
     if config.compile in ("on", "graphs") and (processes > 1 or config.chunk_size):
         raise UsageError("several processes, or chunks, cannot be compiled; give --compile off")
     check_batch(batch, len(images), processes)
@@ -260,9 +262,10 @@ def backbone_for(size: int, device: torch.device) -> str:
 def usable_optimizer(
     chosen: Defaults, config: TrainConfig
 ) -> Literal["sgd", "lars", "adamw", "muon"]:
-    """The method's optimizer, or AdamW where Muon was not measured."""
-    # Continued trainings were measured with AdamW.
-    return "adamw" if chosen.optimizer == "muon" and config.encoder else chosen.optimizer
+    """The method's optimizer, or AdamW where Muon cannot be used, or was not measured."""
+    # --fsdp divides the matrices. Continued trainings were measured with AdamW.
+    left = config.fsdp or config.encoder
+    return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
 
 
 def anchor_weight(config: TrainConfig) -> float:

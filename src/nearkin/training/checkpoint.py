@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from nearkin import files
-from nearkin.distributed import all_reduce_max, failing_together
+from nearkin.distributed import all_reduce_max, failing_together, full_state
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UnsavedError
 from nearkin.files import usable
 from nearkin.method import Method
@@ -64,9 +64,9 @@ def not_finite(state: State) -> Iterator[str]:
 
 
 def state_of(step: int, method: Method[Any], optimizer: Optimizer) -> State:
-    """Return what a checkpoint holds."""
+    """Return what a checkpoint holds. All processes have to call this: each may hold a part."""
     states = {"method": method.state_dict(), "optimizer": optimizer.state_dict()}
-    return {"format": FORMATS[-1], "step": step, **states}
+    return {"format": FORMATS[-1], "step": step, **full_state(states)}
 
 
 def save(folder: Path, state: State, *, keep: int = 3, finite: bool = True) -> Path:
@@ -236,7 +236,7 @@ class Files(NamedTuple):
 class Checkpointer:
     """Writes checkpoints when they are due: saving changes no state, so a clock may decide."""
 
-    files: Files | None  # None in the other processes
+    files: Files | None  # None in the other processes, which take part if the method is sharded
     method: Method[Any]
     optimizer: Optimizer
     every: int | str  # Steps between checkpoints; `auto`: by `INTERVAL` and `SHARE`
@@ -261,8 +261,9 @@ class Checkpointer:
         if not all_reduce_max(int(due)):
             return
         with failing_together():
+            state = state_of(done, self.method, self.optimizer)
             if self.files:
-                self._save(self.files, state_of(done, self.method, self.optimizer), last)
+                self._save(self.files, state, last)
         self._last = time.monotonic()
         self._pause = max(INTERVAL, (self._last - started) / SHARE)
 
@@ -284,9 +285,9 @@ class Checkpointer:
         try:
             yield self
         except DivergedError as error:
+            state = state_of(self.done, self.method, self.optimizer)
             if self.files is None:
                 raise
-            state = state_of(self.done, self.method, self.optimizer)
             folder = self.files.folder
             with suppress(ResourceError):  # the divergence is the error to report
                 save(folder.diverged, state, keep=1, finite=False)

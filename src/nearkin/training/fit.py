@@ -3,7 +3,7 @@
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
@@ -17,9 +17,13 @@ from nearkin.distributed import (
     all_reduce_max,
     broadcast_bytes,
     failing_together,
+    full_weights,
+    gather_weights,
+    shard,
     world_size,
 )
 from nearkin.method import Method, Schedule, half_cosine
+from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
 from nearkin.run.auto import PRECISIONS
 from nearkin.run.csv_logger import CSVLogger
@@ -138,6 +142,7 @@ def fit(
     # Only the first process reads checkpoints; the others take over its optimizer and step. Their
     # weights and memories are made equal when the method is wrapped for several processes.
     start = broadcast_start(optimizer, _resume(lead, method, optimizer, total) if lead else 0)
+    trained = sharded(config, method, optimizer) if start < total else method
     interrupts, record, files = Interrupts(), None, None
     with ExitStack() as stack:
         if lead:
@@ -147,15 +152,15 @@ def fit(
             stack.enter_context(journal)
             record = Record(lead, config, method, batches.sampler, start, journal, interrupts)
             files = Files(lead.folder, journal, lead.log)
-        checkpointer = Checkpointer(files, method, optimizer, config.save_every, start)
+        checkpointer = Checkpointer(files, trained, optimizer, config.save_every, start)
         stack.enter_context(interrupts)
         stack.enter_context(checkpointer.keeping_diverged())
         fed = batches.load(start, total)
         for done, step in training_steps(
-            config, method, optimizer, fed, start=start, total=total, anchor=anchor
+            config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):
             due = done == total or bool(every and done % (every * per_epoch) == 0)
-            with failing_together() if due else nullcontext():  # what diverges ends them all
+            with evaluating(method, trained) if due else nullcontext():
                 if record:
                     record.after(done, step, main_rate(optimizer), due)
             # All processes must stop after the same step, whichever of them got the signal. It is
@@ -167,7 +172,15 @@ def fit(
                 interrupts.end(done, stop)
         if stop := all_reduce_max(interrupts.stop):
             interrupts.end(total, stop)
+        gather_weights(method, trained)
     return start < total
+
+
+@contextmanager
+def evaluating(method: Method[Any], trained: Method[Any]) -> Iterator[None]:
+    """Let the first process evaluate within a `with` block; what diverges there ends them all."""
+    with failing_together(), full_weights(method, trained):
+        yield
 
 
 @dataclass(eq=False)
@@ -234,6 +247,16 @@ class Record:
 def _metric_texts(measured: Mapping[str, float]) -> list[str]:
     form = {"knn": "kNN {:.1%}", "feature_std": "std {:.2f}", "effective_rank": "rank {:.1f}"}
     return [text.format(measured[name]) for name, text in form.items() if name in measured]
+
+
+def sharded(
+    config: TrainConfig, method: Method[Any], optimizer: torch.optim.Optimizer
+) -> Method[Any]:
+    """Return what takes the steps: the method, or with --fsdp a copy divided among processes."""
+    if not config.fsdp:
+        return method
+    normalize_in_groups(method, groups=1)  # before it is divided: afterwards it cannot be changed
+    return shard(method, optimizer)
 
 
 def broadcast_start(optimizer: torch.optim.Optimizer, step: int) -> int:

@@ -18,7 +18,7 @@ from nearkin.pace import count, span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
 from nearkin.run.reporter import Logger
 from nearkin.training.average import IMAGES, SHARES
-from nearkin.training.fit import anchor_for, optimizer_for, training_steps
+from nearkin.training.fit import anchor_for, optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
 
 WARM_UP: Final = 2  # Steps of an estimate that are not timed, at least
@@ -68,10 +68,10 @@ def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) 
     fed = closing(batches.load(0, total + PREFETCHED * workers))
     with undone(method), fed as read:
         optimizer, anchor = optimizer_for(method, usual), anchor_for(method, usual)
-        start = CpuTime.now()
+        trained, start = sharded(usual, method, optimizer), CpuTime.now()
         before = start.clock
         for _ in training_steps(
-            usual, method, optimizer, read, start=0, total=total, anchor=anchor
+            usual, trained, optimizer, read, start=0, total=total, anchor=anchor
         ):
             laps.append(time.perf_counter() - before)
             before = time.perf_counter()
@@ -88,10 +88,12 @@ def undone(method: Method[Any]) -> Iterator[None]:
     On a GPU, a training that fits is tried in the memory that it will take.
     """
     state = {name: x.detach().to("cpu", copy=True) for name, x in method.state_dict().items()}
+    device = next(method.parameters()).device
     try:
         yield
     finally:
-        method.zero_grad()
+        for name, weight in method.named_parameters():  # sharding has emptied them
+            weight.data, weight.grad = state[name].to(device), None
         method.load_state_dict(as_current(state, method))
 
 

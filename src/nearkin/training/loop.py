@@ -12,7 +12,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils._pytree import register_pytree_node
 
 from nearkin.data.rng import seeded
-from nearkin.distributed import data_parallel, fixed_shapes, has_amx, to_host_async
+from nearkin.distributed import data_parallel, fixed_shapes, has_amx, is_sharded, to_host_async
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
@@ -52,6 +52,13 @@ def gradients(method: Method[Any]) -> dict[str, Tensor]:
     return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
 
 
+def total_norm(method: Method[Any], of: Iterable[Tensor]) -> Tensor:
+    """Return the norm of these gradients together, the same in all processes."""
+    norm: Any = get_total_norm(of)
+    whole: Tensor = norm.full_tensor() if is_sharded(method) else norm
+    return whole
+
+
 def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> None:
     """Refuse a loss or a gradient that is not finite before anything is written.
 
@@ -62,7 +69,7 @@ def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> 
         return
     what = f"the loss is {loss.item()}"
     if loss.isfinite():
-        norms = {name: get_total_norm([grad]) for name, grad in gradients(method).items()}
+        norms = {name: total_norm(method, [grad]) for name, grad in gradients(method).items()}
         name = next((name for name, norm in norms.items() if not norm.isfinite()), "")
         what = f"the gradient of {name or 'all parameters together'} is not finite"
     raise DivergedError(
@@ -96,7 +103,7 @@ def prepare_update(
     """
     release_frozen(optimizer)
     if clip_norm and (moving := gradients(method)):  # none at the start of a warm-up
-        clip_gradients(method, get_total_norm(moving.values()), clip_norm)
+        clip_gradients(method, total_norm(method, moving.values()), clip_norm)
     if isinstance(optimizer, Muon):
         optimizer.prepare()
 
@@ -161,7 +168,7 @@ def steps(
                     result: Step[Any] = forward(batch, progress)
                 optimizer.zero_grad(set_to_none=True)
                 result.loss.backward()
-            norm = get_total_norm(gradients(method).values())
+            norm = total_norm(method, gradients(method).values())
             read = to_host_async(
                 torch.stack([result.loss, norm, *result.metrics.values()]).detach()
             )

@@ -179,8 +179,9 @@ def build_optimizer(
     parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
     `vectors`, as in SwAV's form, LARS decays everything too.
 
-    On a GPU, the steps of `Muon` are computed in bfloat16: another number of processes changes
-    them by up to a percent, where it changes other optimizers' steps by rounding in float32.
+    `Muon` needs whole matrices, which FSDP divides. On a GPU its steps are computed in bfloat16:
+    another number of processes changes them by up to a percent, where it changes other
+    optimizers' steps by rounding in float32.
 
     With `layer_decay` below 1, layers of the backbone learn the more slowly the lower they are:
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
