@@ -192,7 +192,7 @@ class TrainConfig(RunConfig):
     chunk_size: Annotated[int, Meta(ge=0, le=MAX)] = 0
     """Images in one pass through the networks, to save memory; 0: the whole batch."""
     grad_checkpointing: bool = False
-    """Whether blocks compute their activations again for gradients, to save memory."""
+    """Whether a ViT of timm computes activations again for gradients, to save memory."""
     save_every: AutoCount = "auto"
     """Steps between checkpoints; auto: once a minute, less often if saving takes long."""
     track: Sequence[Tracker] = ()

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from nearkin.data.views import View
 from nearkin.distributed import gather_all, mean_over_rows
-from nearkin.networks.branch import Backbone, Branch
+from nearkin.networks.branch import Backbone, Branch, set_share
 from nearkin.objectives.numerics import dividing_rows, full_precision
 from nearkin.schema import Value
 from nearkin.types import Batch, Encoded, Memo, Step
@@ -108,6 +108,7 @@ class Method(nn.Module, ABC, Generic[Memo]):
     def forward(self, batch: Batch, progress: float) -> Step[Memo]:
         """Return the loss, and the memo for `commit`, from this process's share of a batch."""
         _check_batch(self, batch)
+        set_share(self, len(batch.index))
         encoded = tuple(self.encode(batch))
         index, label, *others = gather_all([batch.index, batch.label, *batch.teacher, *encoded])
         taught = len(batch.teacher)

@@ -50,10 +50,11 @@ def test_the_quota_is_that_of_the_tightest_control_group(tmp_path):
     )
     for number, (listed, limits, expected) in enumerate(cases):
         system = tmp_path / str(number)
-        write_files(system, {place: text.encode() for place, text in limits.items()})
-        (tmp_path / "cgroup").write_text(listed)
-        assert cpu_quota(tmp_path / "cgroup", system) == expected, (listed, limits)
-    assert cpu_quota(tmp_path / "nothing", tmp_path) == inf
+        placed = {f"sys/fs/cgroup/{place}": text for place, text in limits.items()}
+        placed["proc/self/cgroup"] = listed
+        write_files(system, {place: text.encode() for place, text in placed.items()})
+        assert cpu_quota(system) == expected, (listed, limits)
+    assert cpu_quota(tmp_path / "nothing") == inf
 
 
 def test_processes_on_one_machine_share_its_processors(monkeypatch):

@@ -177,7 +177,7 @@ def test_evaluation_knows_no_chunks_and_features_are_what_the_projector_is_given
     set_chunk_size(parts, 4, 12)
     assert torch.equal(parts.eval()(images(7)), plain.eval()(images(7)))
     parts = parts.train().double()
-    h = parts.features(images(12).double())
+    (h,) = parts.features_by_size([images(12).double()])
     assert h.shape == (12, 6)
     assert torch.equal(h[:4], parts.backbone(images(12)[:4].double()))
 

@@ -27,10 +27,10 @@ from nearkin.method import half_cosine
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.networks.blocks import checkpoint_blocks
 from nearkin.networks.branch import as_backbone
 from nearkin.networks.drop_path import set_drop_path
 from nearkin.networks.lora import add_lora, merged
-from nearkin.networks.recompute import recompute_blocks
 from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
 from nearkin.training.anchor import Anchor
@@ -59,8 +59,8 @@ def started(name: str, kind: str, *, adapt: bool = True):
     backbone = as_backbone(body, SIDE)
     if adapt:
         set_drop_path(backbone.body, 0.3, "tiny")
-        recompute_blocks(backbone.body, "tiny")
     if adapt and kind == "vit":
+        checkpoint_blocks(backbone.body, "tiny")
         add_lora(backbone, 2, SIDE)
     own = {"key_encoder": "separate"} if name == SEPARATE[0] else {}
     return METHODS[name](backbone, **SMALL[name] | own)

@@ -25,7 +25,6 @@ from nearkin.distributed.ranks import is_main_process as is_main_process
 from nearkin.distributed.ranks import is_sharded as is_sharded
 from nearkin.distributed.ranks import mean_over_rows as mean_over_rows
 from nearkin.distributed.ranks import num_processes as num_processes
-from nearkin.distributed.ranks import rank_info as rank_info
 from nearkin.distributed.ranks import rows_of_rank as rows_of_rank
 from nearkin.distributed.ranks import world_size as world_size
 from nearkin.distributed.sharding import full_state as full_state

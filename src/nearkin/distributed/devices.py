@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -118,8 +119,7 @@ def available_cpus() -> int:
     A container often may use a fraction of the machine's; a quota is rounded up.
     """
     cpus = len(bound_cpus()) or os.cpu_count() or 1
-    quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    return max(1, math.ceil(min(cpus, quota)))
+    return max(1, math.ceil(min(cpus, cpu_quota())))
 
 
 def cpus_per_process(devices: int = 1) -> int:
@@ -170,37 +170,10 @@ def _bind(cpus: list[int]) -> None:
             os.sched_setaffinity(int(thread.name), cpus)
 
 
-def cpu_quota(groups: Path, mounted: Path) -> float:
+def cpu_quota(root: Path = Path("/")) -> float:
     """Return how many CPUs the control groups of a process allow; infinity without a limit."""
-    return min(map(_quota_of, control_groups(groups, mounted, "cpu")), default=math.inf)
-
-
-def control_groups(groups: Path, mounted: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of the control groups that limit a process, and of their parents.
-
-    `groups` has a line per group, as /proc/self/cgroup, of version 1 or 2; `mounted` is as
-    /sys/fs/cgroup; the controller is that of a resource, such as cpu or memory.
-    """
-    lines = groups.read_text(encoding="utf-8").splitlines() if groups.exists() else []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = mounted / controller if controllers else mounted
-        own = PurePosixPath(path.lstrip("/"))
-        # A container may see only the last part of the path, as the top.
-        yield from (top / group for group in (own, *own.parents))
-
-
-def _quota_of(group: Path) -> float:
-    try:
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
-        else:
-            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            quota, period = ((group / name).read_text(encoding="utf-8") for name in files)
-        return int(quota) / int(period) if int(quota) > 0 else math.inf
-    except (OSError, ValueError):  # no such group here, or "max"
-        return math.inf
+    limits = _limits(root, "cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"])
+    return min((quota / period for quota, period in limits if quota > 0), default=math.inf)
 
 
 def free_memory(root: Path = Path("/")) -> int:
@@ -209,16 +182,27 @@ def free_memory(root: Path = Path("/")) -> int:
     free = re.search(r"MemAvailable:\s*(\d+)", meminfo.read_text()) if meminfo.exists() else None
     if free is None or not hasattr(os, "memfd_create"):
         return 0
-    return min(1024 * int(free[1]), *_memory_limits(root), 2**62)
+    limits = _limits(root, "memory", ["memory.max"], ["memory.limit_in_bytes"])
+    return min(1024 * int(free[1]), *(limit for (limit,) in limits), 2**62)
 
 
-def _memory_limits(root: Path) -> Iterator[int]:
-    """Limits of the process's control groups, of version 1 or 2, and of those around them."""
+def _limits(root: Path, controller: str, *versions: list[str]) -> Iterator[list[int]]:
+    """Yield limits of the control groups of a process, and of those around them.
+
+    The controller is that of a resource; the files that have a limit are those of each version.
+    """
     groups, mounted = root / "proc/self/cgroup", root / "sys/fs/cgroup"
-    for group in control_groups(groups, mounted, "memory"):
-        for file in ("memory.max", "memory.limit_in_bytes"):
+    lines = groups.read_text(encoding="utf-8").splitlines() if groups.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = mounted / controller if controllers else mounted
+        own = PurePosixPath(path.lstrip("/"))
+        # A container may see only the last part of the path, as the top.
+        for group, names in product((own, *own.parents), versions):
             with suppress(OSError, ValueError):  # not here, or "max"
-                yield int((group / file).read_text(encoding="utf-8"))
+                texts = [(top / group / name).read_text(encoding="utf-8") for name in names]
+                yield [int(number) for text in texts for number in text.split()]
 
 
 def native_precision(device: torch.device) -> torch.dtype:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # first imported in a group, it would keep that group's threads alive
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from nearkin.errors import DivergedError, UnsavedError, UsageError
 
@@ -146,16 +147,14 @@ def gather_all(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """
     if world_size() == 1:
         return tuple(tensors)
-    alike = dict[tuple[torch.dtype, bool], list[int]]()
-    for i, x in enumerate(tensors):
-        alike.setdefault((x.dtype, x.requires_grad), []).append(i)
-    results = dict[int, Tensor]()
-    for members in alike.values():
-        rows = [tensors[i].reshape(len(tensors[i]), -1) for i in members]
+    kinds, results = [(x.dtype, x.requires_grad) for x in tensors], list(tensors)
+    for alike in dict.fromkeys(kinds):
+        places = [place for place, kind in enumerate(kinds) if kind == alike]
+        rows = [tensors[place].reshape(len(tensors[place]), -1) for place in places]
         columns = gather(torch.cat(rows, dim=1)).split([x.shape[1] for x in rows], dim=1)
-        for i, x in zip(members, columns, strict=True):
-            results[i] = x.reshape(-1, *tensors[i].shape[1:])
-    return tuple(results[i] for i in range(len(tensors)))
+        for place, x in zip(places, columns, strict=True):
+            results[place] = x.reshape(-1, *tensors[place].shape[1:])
+    return tuple(results)
 
 
 class _MeanOverRanks(torch.autograd.Function):
@@ -188,9 +187,7 @@ def mean_over_rows(term: Callable[[slice], Any], rows: int) -> Any:
     own = rows_of_rank(rows)
     weight = ranks * (own.stop - own.start) / rows  # 1, unless shares differ by a row
     means = term(own)
-    if isinstance(means, Tensor):
-        return _MeanOverRanks.apply(means * weight)
-    return tuple(_MeanOverRanks.apply(mean * weight) for mean in means)
+    return tree_map(lambda mean: _MeanOverRanks.apply(mean * weight), means)
 
 
 def all_reduce_max(number: int) -> int:
@@ -221,12 +218,9 @@ def broadcast_bytes(content: bytes) -> bytes:
     """Return the content of rank 0; that of the others is ignored."""
     if world_size() == 1:
         return content
-    size = torch.tensor(len(content))
-    dist.broadcast(size, src=0)
-    buffer = bytearray(content) if rank() == 0 else bytearray(int(size))
-    if buffer:
-        dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0)
-    return bytes(buffer)
+    contents = [content]
+    dist.broadcast_object_list(contents, src=0)
+    return contents[0]
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -26,13 +26,12 @@ from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import names_code
 from nearkin.networks.backbone import (
-    BUILT_FOR,
     NATIVE,
     SMALL,
     SMALL_IMAGE,
     native,
     query_options,
-    split_channels,
+    split_options,
     timm_names,
     torchvision_names,
 )
@@ -226,8 +225,7 @@ def _parsed(name: str) -> tuple[str, str, dict[str, Any]]:
     match = NATIVE.fullmatch(name)
     if match:
         return match[1], match[2].partition(".")[0], query_options(match[3] or "")
-    built = BUILT_FOR.fullmatch(name)
-    plain, num_channels = split_channels(built[1] if built else name)
+    plain, num_channels, _ = split_options(name)
     options = {} if num_channels == 3 else {"in_chans": num_channels}
     return "", plain.rpartition("/")[2], options
 

@@ -107,11 +107,11 @@ def build_backbone(name: str, image_size: int) -> Backbone:
 
 def _own_form(name: str, image_size: int) -> nn.Module:
     """Return a network in nearkin's form, which depends on whether images are small."""
-    match = BUILT_FOR.fullmatch(name)
-    bare, own_size = (match[1], int(match[2])) if match else (name, image_size)
+    bare, num_channels, built_for = split_options(name)
+    own_size = built_for or image_size
     if own_size > MAX_IMAGE_SIZE:
         raise ValueError(f"built_for is more than {MAX_IMAGE_SIZE}")
-    body = _build(bare, own_size)
+    body = _build(bare, num_channels, own_size)
     if own_size < SMALL_IMAGE and not is_reference(bare):
         small_stem(body)
     if own_size != image_size:
@@ -119,8 +119,7 @@ def _own_form(name: str, image_size: int) -> nn.Module:
     return body
 
 
-def _build(name: str, image_size: int) -> nn.Module:
-    name, num_channels = split_channels(name)
+def _build(name: str, num_channels: int, image_size: int) -> nn.Module:
     library, _, bare = name.rpartition("/")
     if is_reference(name):
         return _imported(load_reference(name, "backbone"), name)
@@ -138,17 +137,19 @@ def _build(name: str, image_size: int) -> nn.Module:
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin list backbones` lists them")
 
 
-IN_CHANS: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?in_chans=(\d{1,4})")
+OWN_FORM: Final = re.compile(
+    r"(?!timm:|torchvision:)(.+?)(?:\?in_chans=(\d{1,4}))?(?:\?built_for=(\d{1,4}))?"
+)
 
 
-def split_channels(name: str) -> tuple[str, int]:
-    """Return a backbone's name without the channels that it states, and these: 3 if none.
+def split_options(name: str) -> tuple[str, int, int]:
+    """Return a backbone's name without options, its channels, and the size it is built for, or 0.
 
-    >>> split_channels("resnet18?in_chans=13"), split_channels("small")
-    (('resnet18', 13), ('small', 3))
+    >>> split_options("resnet18?in_chans=13?built_for=32"), split_options("small")
+    (('resnet18', 13, 32), ('small', 3, 0))
     """
-    match = IN_CHANS.fullmatch(name)
-    return (match[1], int(match[2])) if match else (name, 3)
+    match = OWN_FORM.fullmatch(name)
+    return (match[1], int(match[2] or 3), int(match[3] or 0)) if match else (name, 3, 0)
 
 
 def with_channels(name: str, num_channels: int) -> str:
@@ -171,8 +172,6 @@ def _with_stem(body: nn.Module, num_channels: int) -> nn.Module:
         conv.reset_parameters()
     return body
 
-
-BUILT_FOR: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?built_for=(\d{1,4})")
 
 NATIVE: Final = re.compile(r"(timm|torchvision):(\w[\w.-]*)(?:\?(.*))?")
 """An architecture as its library builds it: `timm:NAME` or `timm:NAME?option=value&...`."""
@@ -226,10 +225,8 @@ RESERVED: Final = (
 def native(name: str, image_size: int, **loading: object) -> nn.Module:
     """Return a network just as its library builds it, without a classifier.
 
-    Args:
-        name: What `NATIVE` matches. Options are those of the library, values in JSON.
-        image_size: Side of the images in pixels; position embeddings are made for it.
-        loading: Further arguments of the library, such as `pretrained`.
+    Options behind the name, which `NATIVE` matches, are those of the library, with values in JSON;
+    position embeddings are made for the size in pixels; `loading` is such as `pretrained`.
 
     Raises:
         UsageError: If the library does not have it.

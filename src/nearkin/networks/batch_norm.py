@@ -15,48 +15,29 @@ from nearkin.distributed import gather, group_of_rank, world_size
 from nearkin.errors import UsageError
 
 
-class SyncNormalization(torch.autograd.Function):
-    """Normalize rows by the statistics of a group that several processes share.
-
-    `nn.SyncBatchNorm` runs on GPUs only. Every pass over the rows is one of torch's own kernels,
-    in the rows' precision, with sums in that of the statistics. The gradient is that of Ioffe and
-    Szegedy 2015, section 3, with its two means taken over all processes of the group.
-    """
+class Moments(torch.autograd.Function):
+    """Means and variances of channels, by one of torch's own kernels, in float32 at least."""
 
     @staticmethod
     @override
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, groups: int
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.groups = groups
-        by = scale * weight
-        return _scaled(x, by, bias - mean * by)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
+        moments = torch.stack(torch.batch_norm_update_stats(x, running[0], running[1], 0.0))
+        ctx.save_for_backward(x, moments[0])
+        return moments
 
     @staticmethod
     @override
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, scale = ctx.saved_tensors
-        last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if last else torch.contiguous_format
-        grad = grads[0].contiguous(memory_format=layout)
-        _, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
-            grad, x, torch.ones_like(mean), None, None, mean, scale, True, 0.0, [False, True, True]
-        )
-        sums = gather(torch.stack([for_weight, for_bias])[None]).unflatten(0, (ctx.groups, -1))
-        rows = x.numel() // x.shape[1] * sums.shape[1]
-        along, plain = sums.sum(dim=1)[group_of_rank(ctx.groups)] / rows
-        by = scale * weight
-        across = by * scale * along
-        for_x = _scaled(grad, by, across * mean - by * plain).add_(
-            _scaled(x, -across, torch.zeros_like(mean))
-        )
-        return for_x, for_weight, for_bias, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        x, mean = ctx.saved_tensors
+        for_mean, for_variance = grads[0] * (x.shape[1] / x.numel())
+        return _scaled(x, mean, 2 * for_variance, for_mean)
 
 
-def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
-    """`x * by + shift`, channel by channel, in one pass."""
-    mean, half = torch.zeros_like(by), torch.full_like(by, 0.5)  # torch 2.11 wants an eps
+def _scaled(x: Tensor, mean: Tensor, by: Tensor, shift: Tensor) -> Tensor:
+    """`(x - mean) * by + shift`, channel by channel, in one pass in the precision of `x`."""
+    half = torch.full_like(by, 0.5)  # torch 2.11 wants an eps
     return F.batch_norm(x, mean, half, by, shift, training=False, eps=0.5)
 
 
@@ -68,7 +49,7 @@ def normalize_in_groups(network: nn.Module, groups: int) -> None:
     so do all where one process has one group.
     """
     if groups > 1 or world_size() > 1:
-        _replace(network, groups)
+        _grouped(network, groups)
 
 
 def normalize_by_chunk(network: nn.Module, groups: int) -> None:
@@ -79,8 +60,7 @@ def normalize_by_chunk(network: nn.Module, groups: int) -> None:
     Raises:
         UsageError: If a batch norm has other groups.
     """
-    _replace(network, groups)
-    for norm in _grouped(network):
+    for norm in _grouped(network, groups):
         if norm.groups != groups:
             raise UsageError(
                 f"a batch of {groups} chunks cannot have {norm.groups} groups of batch "
@@ -89,14 +69,12 @@ def normalize_by_chunk(network: nn.Module, groups: int) -> None:
         norm.sees_chunks = True
 
 
-def _replace(network: nn.Module, groups: int) -> None:
+def _grouped(network: nn.Module, groups: int) -> list["GroupedBatchNorm"]:
+    """Put the batch norms inside in groups, unless they are; return all of them."""
     for module in network.modules():
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm) and not isinstance(child, GroupedBatchNorm):
                 setattr(module, name, GroupedBatchNorm(child, groups))
-
-
-def _grouped(network: nn.Module) -> list["GroupedBatchNorm"]:
     return [module for module in network.modules() if isinstance(module, GroupedBatchNorm)]
 
 
@@ -107,27 +85,20 @@ def accumulate_statistics(network: nn.Module) -> Iterator[None]:
     They are means over the chunks of all processes. The second run of a chunk, for the gradients,
     is outside of the block and does not count.
     """
-    norms = [norm for norm in _grouped(network) if norm.sees_chunks]
+    norms = [norm for norm in network.modules() if isinstance(norm, GroupedBatchNorm)]
     for norm in norms:
         norm.chunks = []
     try:
         yield
-        _update_running([norm for norm in norms if norm.chunks])
+        own = {norm: torch.stack(norm.chunks).mean(dim=0) for norm in norms if norm.chunks}
+        if own:
+            whole = gather(torch.cat([*own.values()], dim=1)[None])  # one message for all norms
+            parts = whole.mean(dim=0).split([norm.num_features for norm in own], dim=1)
+            for norm, mean_var in zip(own, parts, strict=True):
+                norm.update_running(mean_var)
     finally:
         for norm in norms:
             norm.chunks = None
-
-
-@torch.no_grad()
-def _update_running(norms: list["GroupedBatchNorm"]) -> None:
-    if not norms:
-        return
-    own = [torch.stack(norm.chunks or []).mean(dim=0) for norm in norms]
-    mean_var = gather(torch.cat(own, dim=1)[None]).mean(dim=0)  # one message for all norms
-    for norm, (mean, var) in zip(norms, mean_var.split([x.shape[1] for x in own], 1), strict=True):
-        norm.num_batches_tracked.add_(1)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(var)
 
 
 class GroupedBatchNorm(_BatchNorm):
@@ -140,6 +111,7 @@ class GroupedBatchNorm(_BatchNorm):
         groups: A multiple or a divisor of the number of processes.
     """
 
+    momentum: float
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -176,8 +148,6 @@ class GroupedBatchNorm(_BatchNorm):
             if self.chunks is not None:
                 self.chunks.append(running)
             return normal
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
         ranks = world_size()
         if self.groups % ranks == 0:
             return self._own_groups(x, self.groups // ranks)
@@ -198,23 +168,25 @@ class GroupedBatchNorm(_BatchNorm):
             normal, running = torch.cat(normalized), torch.stack(each)
         else:
             normal, running = self._all_groups(x, groups)
-        with torch.no_grad():
-            mean, var = gather(running).mean(dim=0)
-            self.running_mean.copy_(mean)
-            self.running_var.copy_(var)
+        self.update_running(gather(running).mean(dim=0))
         return normal
+
+    @torch.no_grad()
+    def update_running(self, mean_var: Float[Tensor, "2 channel"]) -> None:
+        """Set the running statistics to those after one more batch."""
+        self.num_batches_tracked.add_(1)
+        for running, value in zip((self.running_mean, self.running_var), mean_var, strict=True):
+            running.copy_(value)
 
     def _one_group(self, rows: Tensor, beside: int = 1) -> tuple[Tensor, Tensor]:
         """Normalize a group, or several beside each other as further channels.
 
         Also return what they make of the running statistics.
         """
-        assert self.momentum is not None
         mean, var = self.running_mean.repeat(beside), self.running_var.repeat(beside)
-        affine: tuple[Tensor, Tensor] = self.weight, self.bias
-        if beside > 1 and self.affine:
-            affine = self.weight.repeat(beside), self.bias.repeat(beside)
-        normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)
+        affine = self.weight, self.bias
+        weight, bias = (x.repeat(beside) if self.affine else None for x in affine)
+        normal = F.batch_norm(rows, mean, var, weight, bias, True, self.momentum, self.eps)
         return normal, torch.stack([mean, var])
 
     def _all_groups(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -230,22 +202,23 @@ class GroupedBatchNorm(_BatchNorm):
         return normal, running.unflatten(1, (groups, -1)).movedim(1, 0)
 
     def _shared_group(self, x: Tensor) -> Tensor:
-        """Normalize rows whose group several processes share."""
-        assert self.momentum is not None
-        with torch.no_grad():
-            wide = torch.promote_types(x.dtype, torch.float32)
-            running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
-            own = torch.stack(torch.batch_norm_update_stats(x, running[0], running[1], 0.0))
-        gathered = gather(own[None]).unflatten(0, (self.groups, -1))
+        """Normalize rows whose group several processes share: `nn.SyncBatchNorm` is for GPUs only.
+
+        Gradients through the statistics reach the rows of all these processes by `gather`.
+        """
+        gathered = gather(Moments.apply(x)[None]).unflatten(0, (self.groups, -1))
         means, variances = gathered.unbind(dim=2)  # (groups, processes, channels)
-        mean, var = means.mean(dim=1), variances.mean(dim=1) + means.var(dim=1, correction=0)
+        every_mean = means.mean(dim=1)
+        every_var = variances.mean(dim=1) + means.var(dim=1, correction=0)
         size = x.numel() // x.shape[1] * means.shape[1]
         with torch.no_grad():
-            self.running_mean.lerp_(mean.mean(dim=0), self.momentum)
-            self.running_var.lerp_(var.mean(dim=0) * size / (size - 1), self.momentum)
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(every_mean.mean(dim=0), self.momentum)
+            self.running_var.lerp_(every_var.mean(dim=0) * size / (size - 1), self.momentum)
         group = group_of_rank(self.groups)
-        scale = torch.rsqrt(var[group] + self.eps)
-        plain = torch.ones_like(scale), torch.zeros_like(scale)
-        affine = (self.weight, self.bias) if self.affine else plain
-        normal: Tensor = SyncNormalization.apply(x, *affine, mean[group], scale, self.groups)
-        return normal
+        mean, by = every_mean[group], torch.rsqrt(every_var[group] + self.eps)
+        if self.affine:
+            by = by * self.weight
+        center = mean.detach()  # so that sums for the gradients are those of small numbers
+        shift = (center - mean) * by
+        return _scaled(x, center, by, shift + self.bias if self.affine else shift)

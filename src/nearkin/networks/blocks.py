@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, cast
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nearkin.errors import UsageError
 
 INNER: Final = frozenset({"blocks", "layer", "layers", "stages", "encoder"})
 """Names under which libraries keep the blocks of a stage."""
@@ -86,3 +89,24 @@ def layer_depths(body: nn.Module) -> dict[str, int]:
         name: next((n for prefix, n in prefixes.items() if name.startswith(prefix)), 0)
         for name, _ in body.named_parameters()
     }
+
+
+def checkpoint_blocks(body: Any, name: str) -> None:
+    """Let blocks keep their input alone and run again for their gradients, by timm's own means.
+
+    The memory of activations shrinks to that of one block (Chen et al. 2016, Training deep nets
+    with sublinear memory cost, arXiv:1604.06174).
+
+    Raises:
+        UsageError: If timm cannot, or statistics of batch norms would move in the second run too.
+    """
+    try:
+        if not any(isinstance(module, _BatchNorm) for module in body.modules()):
+            body.set_grad_checkpointing()
+            return
+    except (AttributeError, AssertionError):
+        pass
+    raise UsageError(
+        f"backbone {name} is no network of timm without batch norms; give --chunk-size 64 instead "
+        "of --grad-checkpointing"
+    )

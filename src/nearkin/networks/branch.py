@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import groupby, pairwise
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from nearkin.networks.batch_norm import (
     normalize_in_groups,
 )
 from nearkin.networks.blocks import network_parts
-from nearkin.networks.drop_path import DropPath, chunk_seeds, drawing_chunk, views_of_batch
+from nearkin.networks.drop_path import DropPath, chunk_seeds
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -77,12 +77,11 @@ class Backbone(nn.Module):
     @override
     def train(self, mode: bool = True) -> "Backbone":
         super().train(mode)
-        for name in self.fixed:
-            self.body.get_submodule(name).eval()
+        frozen = [self.body.get_submodule(name) for name in self.fixed]
         if self.keeps_statistics:
-            for module in self.body.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+            frozen += [part for part in self.body.modules() if isinstance(part, _BatchNorm)]
+        for module in frozen:
+            module.eval()
         return self
 
     @override
@@ -103,11 +102,8 @@ def as_backbone(
 ) -> Backbone:
     """Return any network from images to features as a backbone; a `Backbone` unchanged.
 
-    Args:
-        body: The network. Its state is left as it is.
-        image_size: Side of the images in pixels, or None if it takes any size.
-        feature_dim: Number of features; by default found by running the network once.
-        name: Name in messages; by default that of the network's class.
+    The number of features, unless it is given, is found by running the network once, on images of
+    that size in pixels. Messages call it by its name, or by that of its class.
 
     Raises:
         UsageError: If it cannot take such images, or does not give a row of numbers for each.
@@ -135,43 +131,30 @@ class Branch(nn.Module):
     """A backbone, which is any network, and an `mlp` on top of it: the projector.
 
     `sizes` are the outputs of the projector's layers, where 0 is as many as there are features;
-    without any there is no projector. `norm`, `last_norm` and `affine` are those of `mlp`.
+    without any there is no projector. `layers` are the options of `mlp`.
     Embeddings are in full precision. If `bn_groups`, batch norms take their statistics over that
     many equal parts of the batch.
     """
 
     chunk_size: int = 0  # rows that training computes at a time, see `set_chunk_size`; 0: all
+    share: int = 0  # rows of a view on this process, see `set_share`
     copies: bool = False  # whether results are copied: CUDA graphs overwrite them when run again
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        *sizes: int,
-        norm: bool = True,
-        last_norm: bool = False,
-        affine: bool = False,
-        activation: type[nn.Module] = nn.ReLU,
-        bn_groups: int = 0,
+        self, backbone: nn.Module, *sizes: int, bn_groups: int = 0, **layers: Any
     ) -> None:
         super().__init__()
         self.backbone = as_backbone(backbone)
         features = self.backbone.feature_dim
-        layers = [features, *(size or features for size in sizes)]
         self.projector: nn.Module = nn.Identity()
         if sizes:
-            self.projector = mlp(
-                *layers, norm=norm, last_norm=last_norm, affine=affine, activation=activation
-            )
+            self.projector = mlp(features, *(size or features for size in sizes), **layers)
         if bn_groups:
             normalize_in_groups(self, bn_groups)
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch dim"]:
         return _full(_run_chunks(self, lambda rows: self.projector(self.backbone(rows)), images))
-
-    def features(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
-        """Return the features of the backbone, without the projector."""
-        return _run_chunks(self, self.backbone, images)
 
     def by_size(self, views: Sequence[Tensor]) -> tuple[Float[Tensor, "batch dim"], ...]:
         """Return the embeddings of views of one size or several, with batch statistics in common.
@@ -189,8 +172,7 @@ class Branch(nn.Module):
         features: list[Tensor] = []
         for _, group in groupby(views, key=lambda view: view.shape[-2:]):
             alike = list(group)
-            with views_of_batch(len(alike)):
-                features += self.features(torch.cat(alike)).chunk(len(alike))
+            features += _run_chunks(self, self.backbone, torch.cat(alike)).chunk(len(alike))
         return tuple(features)
 
 
@@ -206,14 +188,16 @@ def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Ten
         return network(images).clone() if branch.copies else network(images)
     if len(images) % size:
         raise UsageError(f"{len(images)} rows are not chunks of {size} each")
+    chunks, devices = images.split(size), [images.device] if images.is_cuda else []
+
+    def run(rows: Tensor, seed: int | None) -> Tensor:
+        with torch.random.fork_rng(devices, enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return network(rows)
+
     with accumulate_statistics(branch):
-        chunks = images.split(size)
-        seeds = chunk_seeds(branch, len(chunks), images.device)
-
-        def run(rows: Tensor, seed: int | None) -> Tensor:
-            with drawing_chunk(seed, rows.device):
-                return network(rows)
-
+        seeds = chunk_seeds(branch, len(chunks), branch.share // size)
         parts = zip(chunks, seeds, strict=True)
         return torch.cat([checkpoint(run, *part, use_reentrant=False) for part in parts])
 
@@ -303,12 +287,8 @@ def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:
     The loss sees the embeddings of all chunks at once, and activations are computed again chunk by
     chunk for the gradients. Gradients are those of the whole batch, with batch statistics over
     each chunk (Gao et al. 2021, arXiv:2101.06983). Momentum encoders run in chunks too; predictors
-    and heads do not.
-
-    Args:
-        network: Usually a method. Changed in place, once; state and names stay as they are.
-        size: Consecutive rows of a chunk. A chunk holds one view, of one process.
-        batch_size: Images in the batch of all processes.
+    and heads do not. A chunk holds one view, of one process; `batch_size` is that of all. State
+    and names stay as they are.
 
     Raises:
         UsageError: If a process's share of the batch does not consist of whole chunks, or batch
@@ -323,6 +303,16 @@ def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:
         if isinstance(branch, Branch):
             normalize_by_chunk(branch, batch_size // size)
             branch.chunk_size = size
+            for part in branch.modules():
+                if isinstance(part, DropPath):
+                    part.in_chunks = True
+
+
+def set_share(network: nn.Module, rows: int) -> None:
+    """Say how many rows of each view this process has, by which networks draw for all processes."""
+    for module in network.modules():
+        if isinstance(module, Branch | DropPath):
+            module.share = rows
 
 
 @contextmanager
@@ -348,10 +338,12 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., None]) -> Iterator[
             handle.remove()
 
 
-def trial_images(network: nn.Module, size: int) -> Tensor:
-    """Return two images of zeros that a network can be tried with, on its device."""
+@contextmanager
+def trial(network: nn.Module, size: int) -> Iterator[Tensor]:
+    """Give two images of zeros that a network can be tried with, and leave it as it is."""
     device = next(network.parameters(), torch.zeros(())).device
-    return torch.zeros(2, input_channels(network), size, size, device=device)
+    with torch.no_grad(), eval_mode(network):
+        yield torch.zeros(2, input_channels(network), size, size, device=device)
 
 
 def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
@@ -359,8 +351,8 @@ def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
     sizes = TRIED_SIZES if image_size is None else (image_size,)
     for size in sizes:
         try:
-            with torch.no_grad(), eval_mode(body):
-                features = body(trial_images(body, size))
+            with trial(body, size) as images:
+                features = body(images)
         except Exception as error:  # a network of the user's may raise anything
             if size == sizes[-1]:
                 raise size_error(name, size, error) from error
@@ -395,14 +387,10 @@ def should_compile(device: torch.device, steps: int, *, optimizer: str, side: in
 
 
 def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
-    """Let torch compile every backbone and projector when they are first run.
+    """Let torch compile backbones and projectors when they are first run, as CUDA `graphs` or not.
 
     Names and state stay as they are, and copies of the method are not compiled. Results are
     close to those of the same networks uncompiled, not equal.
-
-    Args:
-        method: Changed in place. Objectives, predictors and memories are left alone.
-        graphs: Whether to use CUDA graphs.
     """
     branches = [module for module in method.modules() if isinstance(module, Branch)]
     for branch in branches:

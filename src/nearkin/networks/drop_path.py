@@ -1,9 +1,7 @@
 """Drop path: residual branches that are left out at random, image by image."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -17,10 +15,6 @@ from nearkin.errors import UsageError
 SITE: Final = re.compile(r"drop_path\d*|stochastic_depth")
 """Attributes of blocks through which timm, torchvision, transformers and nearkin run a branch."""
 
-# How the rows of a batch are arranged: as so many views, each of all processes; 0: they are part
-# of one view of one process. A variable of the context, which recomputing for gradients restores.
-_num_views: ContextVar[int] = ContextVar("num_views", default=1)
-
 
 class DropPath(nn.Module):
     """Leave a branch out for some images: stochastic depth (Huang et al. 2016, section 3).
@@ -31,6 +25,9 @@ class DropPath(nn.Module):
     each uses its own rows: an image's draw does not depend on how many processes there are.
     """
 
+    share: int = 0  # rows of a view on this process, see `own_draws`
+    in_chunks: bool = False  # whether it sees chunks, each of which has a seed
+
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
@@ -39,55 +36,34 @@ class DropPath(nn.Module):
     def forward(self, branch: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         if not self.training or not self.rate:
             return branch
-        stays = _draw(len(branch), branch.device) >= self.rate
-        factor = (stays / (1 - self.rate)).to(branch.dtype)
+        share = 0 if self.in_chunks else self.share
+        drawn = own_draws(len(branch), share, lambda *size: torch.rand(size, device=branch.device))
+        factor = ((drawn >= self.rate) / (1 - self.rate)).to(branch.dtype)
         return branch * factor.view(-1, *[1] * (branch.ndim - 1))
 
 
-def _draw(rows: int, device: torch.device) -> Float[Tensor, " {rows}"]:
-    """Draw a number from 0 to 1 for each row of this process."""
-    if world_size() == 1 or not _num_views.get():
-        return torch.rand(rows, device=device)
-    batch = rows // _num_views.get() * world_size()
-    whole = torch.rand(_num_views.get(), batch, device=device)
-    return whole[:, rows_of_rank(batch)].flatten()
+def own_draws(count: int, share: int, draw: Callable[[int, int], Tensor]) -> Tensor:
+    """Draw numbers for the rows of all processes, and return the `count` of this one.
 
-
-@contextmanager
-def views_of_batch(count: int) -> Iterator[None]:
-    """Say within a `with` block that batches consist of so many views, one after the other.
-
-    Without it, several processes would draw other rows for joined views than one process.
+    Rows are those of one view or of several, one after the other, with `share` of each on this
+    process. If that is 0, its rows are all.
     """
-    token = _num_views.set(count)
-    try:
-        yield
-    finally:
-        _num_views.reset(token)
+    if world_size() == 1 or not share:
+        return draw(1, count).flatten()
+    whole = share * world_size()
+    return draw(count // share, whole)[:, rows_of_rank(whole)].flatten()
 
 
-def chunk_seeds(network: nn.Module, chunks: int, device: torch.device) -> list[int | None]:
+def chunk_seeds(network: nn.Module, chunks: int, share: int) -> list[int | None]:
     """Return a seed for each of this process's chunks, or None where nothing is drawn.
 
-    A chunk of the batch has the same seed on whichever process it is.
+    A chunk of the batch has the same seed on whichever process it is; see `own_draws`.
     """
     if not any(isinstance(module, DropPath) and module.rate for module in network.modules()):
         return [None] * chunks
-    whole = chunks // _num_views.get() * world_size()
-    seeds = torch.randint(2**62, (_num_views.get(), whole), device=device)
-    return list(seeds[:, rows_of_rank(whole)].flatten().tolist())
-
-
-@contextmanager
-def drawing_chunk(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Let networks draw for one chunk of the batch, by its seed, within a `with` block."""
-    if seed is None:
-        yield
-        return
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), views_of_batch(0):
-        torch.manual_seed(seed)
-        yield
+    device = next(network.parameters()).device
+    seeds = own_draws(chunks, share, lambda *size: torch.randint(2**62, size, device=device))
+    return list(seeds.tolist())
 
 
 def set_drop_path(body: nn.Module, rate: float | None, name: str) -> None:

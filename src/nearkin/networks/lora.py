@@ -3,11 +3,10 @@
 import copy
 from typing import Any
 
-import torch
 from torch import nn
 
 from nearkin.errors import UsageError
-from nearkin.networks.branch import Backbone, eval_mode, hooked, trial_images
+from nearkin.networks.branch import Backbone, hooked, trial
 
 
 def add_lora(backbone: Backbone, rank: int, image_size: int) -> None:
@@ -24,27 +23,19 @@ def add_lora(backbone: Backbone, rank: int, image_size: int) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UsageError("--lora needs peft; install it by pip install 'nearkin[lora]'") from error
-    layers = _called_linears(backbone.body, image_size)
-    if not layers:
+    body, called = backbone.body, list[str]()
+    linears = {layer: name for name, layer in body.named_modules() if type(layer) is nn.Linear}
+    # Some networks read the weights of a layer instead; a matrix beside it would do nothing.
+    noted = hooked(linears, lambda layer, *_: called.append(linears[layer]))
+    with noted, trial(body, image_size) as images:
+        body(images)
+    if not called:
         raise UsageError(
             f"backbone {backbone.name} has no linear layers for --lora; leave it out, and give a "
             "--layer-decay instead"
         )
-    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=layers)
-    inject_adapter_in_model(config, backbone.body)
-
-
-def _called_linears(body: nn.Module, image_size: int) -> list[str]:
-    """Return the names of linear layers that run as modules.
-
-    Some networks read the weights of such a layer instead; a matrix beside it would do nothing.
-    """
-    linears = {layer: name for name, layer in body.named_modules() if type(layer) is nn.Linear}
-    called = list[str]()
-    noted = hooked(linears, lambda layer, *_: called.append(linears[layer]))
-    with noted, torch.no_grad(), eval_mode(body):
-        body(trial_images(body, image_size))
-    return list(dict.fromkeys(called))
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(dict.fromkeys(called)))
+    inject_adapter_in_model(config, body)
 
 
 def merged(backbone: Backbone) -> Backbone:
@@ -52,17 +43,14 @@ def merged(backbone: Backbone) -> Backbone:
 
     A backbone without LoRA is returned as it is.
     """
-    if not _adapted(backbone.body):
+    modules = backbone.body.named_modules()
+    adapted = [name for name, module in modules if hasattr(module, "get_base_layer")]
+    if not adapted:
         return backbone
     plain = copy.deepcopy(backbone)
-    for name in _adapted(plain.body):
+    for name in adapted:
         layer: Any = plain.body.get_submodule(name)
         layer.merge(safe_merge=True)
         plain.body.set_submodule(name, layer.get_base_layer())
     vars(plain.body).pop("peft_config", None)  # of no use to a plain network
     return plain
-
-
-def _adapted(body: nn.Module) -> list[str]:
-    """Return the names of layers with LoRA."""
-    return [name for name, module in body.named_modules() if hasattr(module, "get_base_layer")]

@@ -3,13 +3,12 @@
 import math
 from typing import Any, Final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.errors import UsageError
-from nearkin.networks.branch import Backbone, eval_mode, hooked, trial_images
+from nearkin.networks.branch import Backbone, hooked, trial
 
 PREFIXES: Final = ("cls_token", "class_token", "class_embedding", "register_tokens")
 """What libraries call the parameters of class and register tokens."""
@@ -20,11 +19,8 @@ class TokenFeatures(nn.Module):
     """A backbone up to its tokens, one row per position: all that its pooling has to choose from.
 
     Class and register tokens are among those of a transformer. The tokens of other networks are
-    the positions of their last feature map. The weights are those of the backbone, not copies.
-
-    Args:
-        backbone: The network, of timm, torchvision, transformers or one's own.
-        image_size: Side in pixels of the images that it is tried with.
+    the positions of their last feature map. The weights are those of the backbone, not copies. It
+    is tried with images of `image_size` pixels.
 
     Raises:
         UsageError: If the network has no such place.
@@ -34,22 +30,17 @@ class TokenFeatures(nn.Module):
         super().__init__()
         self.backbone = backbone
         self._place = _token_place(backbone, image_size)
-        with torch.no_grad(), eval_mode(backbone):
-            tokens: Tensor = self(trial_images(backbone, image_size))
+        with trial(backbone, image_size) as images:
+            tokens: Tensor = self(images)
         _, self.num_tokens, self.dim = tokens.shape
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch tokens dim"]:
-        outputs: list[Tensor] = []
-
-        def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            outputs.append(output)
-
-        body = self.backbone.body
+        outputs, body = list[Tensor](), self.backbone.body
         if self._place == FORWARD_FEATURES:
             output: Tensor = getattr(body, FORWARD_FEATURES)(self.backbone.scaled(images))
             return as_tokens(output, self.backbone.feature_dim)
-        with hooked([body.get_submodule(self._place)], keep):
+        with hooked([body.get_submodule(self._place)], lambda *passed: outputs.append(passed[-1])):
             self.backbone(images)
         return as_tokens(outputs[-1], self.backbone.feature_dim)
 
@@ -58,13 +49,12 @@ def _token_place(backbone: Backbone, image_size: int) -> str:
     """Return the name of the last module that gives several positions for each image."""
     body, places = backbone.body, list[str]()
     names = {module: name for name, module in body.named_modules()}
-    images = trial_images(backbone, image_size)
 
     def note(module: nn.Module, _inputs: Any, output: Any) -> None:
         if _has_positions(output):
             places.append(names[module])
 
-    with torch.no_grad(), eval_mode(backbone):
+    with trial(backbone, image_size) as images:
         up_to_pooling = getattr(body, FORWARD_FEATURES, None)
         if up_to_pooling and _has_positions(up_to_pooling(backbone.scaled(images))):
             return FORWARD_FEATURES
@@ -118,12 +108,8 @@ class AttentivePooling(nn.Module):
     learned query: a_h = W_h^K^T q_h, the value projection is part of the layer, and the bias of
     the keys falls out of the softmax. Lee et al. Set transformer. ICML 2019, arXiv:1810.00825,
     section 3.2; as a probe in V-JEPA (arXiv:2404.08471) and CAPI (arXiv:2502.08769), and in this
-    short form in Psomas et al. Attention, please! 2025, arXiv:2506.10178.
-
-    Args:
-        mean: Mean of each channel of the tokens.
-        std: Their standard deviations, above 0.
-        attention: A column a_h for each head; zeros weight all tokens alike.
+    short form in Psomas et al. Attention, please! 2025, arXiv:2506.10178. `attention` has a column
+    a_h for each head; zeros weight all tokens alike.
     """
 
     mean: Tensor

@@ -18,7 +18,6 @@ from nearkin.objectives import fused
 from nearkin.objectives.numerics import full_precision, mean_over_rows
 from nearkin.types import UNLABELED
 
-ALL: Final = slice(None)  # every row of a batch
 MIN_LENGTH: Final = 1e-6
 """Vectors shorter than this have no reliable direction: `unit` leaves them shorter than one."""
 
@@ -81,6 +80,24 @@ def infonce_from_lse(
     return torch.logaddexp(behind, torch.zeros_like(behind)).mean()
 
 
+def _contrast(
+    query: Tensor,
+    key: Tensor,
+    negatives: Tensor,
+    temperature: float,
+    ignored: Tensor | None = None,
+    own: Sequence[int] = (),
+) -> Tensor:
+    """Return the InfoNCE of queries; without negatives at `own`, see `fused.strip_info_nce`."""
+    if fused.should_fuse(query, negatives):
+        return fused.strip_info_nce(query, key, negatives, temperature, ignored, own)
+    logits = look_up(query, negatives, temperature)
+    for column in own:
+        logits.diagonal(column).fill_(torch.finfo(logits.dtype).min / 2)
+    positive = (query * key).sum(dim=1) / temperature
+    return infonce_from_lse(positive, masked_logsumexp(logits, ignored))
+
+
 @full_precision
 def info_nce(
     query: Float[Tensor, "batch dim"],
@@ -108,14 +125,10 @@ def info_nce(
 
     def term(rows: slice) -> Tensor:
         q, k, ignored = query[rows], key[rows], None if same is None else same[rows]
-        positive = (q * k).sum(dim=1) / temperature
-        if not fused.should_fuse(q, negatives):
-            total = masked_logsumexp(look_up(q, negatives, temperature), ignored)
-        elif fused.should_attend(q, negatives, temperature):
-            total = fused.dictionary_logsumexp(q, negatives, temperature, ignored)
-        else:
-            return fused.strip_info_nce(q, k, negatives, temperature, ignored)
-        return infonce_from_lse(positive, total)
+        if not fused.should_attend(q, negatives, temperature):
+            return _contrast(q, k, negatives, temperature, ignored)
+        total = fused.dictionary_logsumexp(q, negatives, temperature, ignored)
+        return infonce_from_lse((q * k).sum(dim=1) / temperature, total)
 
     return mean_over_rows(term, len(query))
 
@@ -134,12 +147,8 @@ def in_batch(
     """
 
     def term(rows: slice) -> Tensor:
-        if rows != ALL or fused.should_fuse(query, key):
-            first = rows.start or 0  # the key of the first query
-            return fused.strip_info_nce(query[rows], key[rows], key, temperature, own=[first])
-        logits = look_up(query, key, temperature)
-        own = torch.eye(len(query), dtype=torch.bool, device=query.device)
-        return infonce_from_lse(logits.diagonal(), masked_logsumexp(logits, own))
+        first = rows.start or 0  # the key of the first query
+        return _contrast(query[rows], key[rows], key, temperature, own=[first])
 
     return mean_over_rows(term, len(query))
 
@@ -156,14 +165,14 @@ def nt_xent(
     >>> nt_xent(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + 2 exp(-1))
     tensor(0.5514)
     """
+    views = torch.cat([a, b])
 
     def term(rows: slice) -> Tensor:
-        if rows != ALL or fused.should_fuse(a, b):
-            return fused.strip_nt_xent(a, b, temperature, rows)
-        z, image = torch.cat([a, b]), torch.eye(len(a), dtype=torch.bool, device=a.device)
-        own = image.repeat(2, 2)  # itself and its partner
-        positive = (a * b).sum(dim=1).repeat(2) / temperature
-        return infonce_from_lse(positive, masked_logsumexp(look_up(z, z, temperature), own))
+        first = rows.start or 0
+        own = [first, first + len(a)]  # neither itself nor its partner is a negative
+        forward = _contrast(a[rows], b[rows], views, temperature, own=own)
+        backward = _contrast(b[rows], a[rows], views, temperature, own=own)
+        return torch.add(forward, backward) / 2
 
     return mean_over_rows(term, len(a))
 

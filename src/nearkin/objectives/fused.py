@@ -30,7 +30,7 @@ def should_fuse(query: Tensor, keys: Tensor) -> bool:
 
 def should_attend(query: Tensor, keys: Tensor, temperature: float) -> bool:
     """Return whether `dictionary_logsumexp` takes such tensors and is faster than strips."""
-    large = len(query) * len(keys) >= MIN_DICTIONARY_LOGITS
+    large = len(query) * len(keys) >= MIN_DICTIONARY_LOGITS and should_fuse(query, keys)
     # The gradient of keys that learn would need the exponentials a second time.
     return large and not keys.requires_grad and in_reach(query, temperature)
 
@@ -108,7 +108,6 @@ def strip_info_nce(
     negatives: Tensor,
     temperature: float,
     ignored: Tensor | None = None,
-    *,
     own: Sequence[int] = (),
 ) -> Tensor:
     """Return the InfoNCE loss, computed in strips of queries.
@@ -143,15 +142,6 @@ def strip_info_nce(
             del logits, weights  # the next strip then takes their memory
     loss: Tensor = _KnownGradient.apply(torch.cat(losses).mean(), slopes, *inputs)
     return loss
-
-
-def strip_nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
-    """Return NT-Xent of both views of the images in `rows` against all views, in strips."""
-    views, first = torch.cat([a, b]), rows.start or 0
-    own = [first, first + len(a)]  # neither itself nor its partner is a negative
-    forward = strip_info_nce(a[rows], b[rows], views, temperature, own=own)
-    backward = strip_info_nce(b[rows], a[rows], views, temperature, own=own)
-    return torch.add(forward, backward) / 2
 
 
 def _add_slopes(

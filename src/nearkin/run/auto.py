@@ -20,7 +20,7 @@ from nearkin.errors import DataError, ResourceError, UsageError
 from nearkin.extensions import label
 from nearkin.method import Defaults
 from nearkin.methods import method_class
-from nearkin.networks.backbone import SMALL, SMALL_IMAGE, split_channels, with_channels
+from nearkin.networks.backbone import SMALL, SMALL_IMAGE, split_options, with_channels
 from nearkin.networks.branch import should_compile
 from nearkin.pace import count
 from nearkin.run.options import (
@@ -226,7 +226,8 @@ def view_size_for(size: int, backbone: str) -> int:
     may be built for one size.
     """
     smaller = 4 * round(0.75 * size / 4)
-    own = split_channels(backbone)[0] in SMALL
+    name, _, built_for = split_options(backbone)
+    own = name in SMALL and not built_for
     return smaller if own and smaller >= 20 and size <= SMALL_IMAGE else size
 
 

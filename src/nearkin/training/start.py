@@ -25,11 +25,11 @@ from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import ResourceError, UsageError
 from nearkin.methods import method_class
 from nearkin.networks.backbone import NATIVE, build_backbone
+from nearkin.networks.blocks import checkpoint_blocks
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.drop_path import set_drop_path
 from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import add_lora
-from nearkin.networks.recompute import recompute_blocks
 from nearkin.run.auto import anchor_weight, usable_optimizer
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
@@ -190,5 +190,5 @@ def starting_backbone(
     if config.lora:
         add_lora(backbone, config.lora, size)
     if config.grad_checkpointing:
-        recompute_blocks(backbone.body, backbone.name)
+        checkpoint_blocks(backbone.body, backbone.name)
     return backbone, view.applied(images)
