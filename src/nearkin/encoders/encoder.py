@@ -298,7 +298,6 @@ def load(
 
 
 def _of_library(name: str, image_size: int | Auto, *, allow_partial: bool) -> Encoder:
-    """Return an encoder of another library, by its name or from a file."""
     size = None if image_size == "auto" else image_size
     with torch.random.fork_rng(devices=[]):
         found = sources.load(name, image_size=size, allow_partial=allow_partial)
@@ -428,8 +427,9 @@ def untrained(details: Mapping[str, Any], image_size: int) -> Backbone:
 
 def rescaled(network: Backbone, view: Preprocessing) -> Backbone:
     """Let a network of other statistics take images that are normalized by nearkin's."""
-    if not view.standard:
-        statistics = view.mean, view.std, *input_statistics(len(view.mean))
+    standard = input_statistics(len(view.mean))
+    if (view.mean, view.std) != standard:
+        statistics = view.mean, view.std, *standard
         mean, std, own_mean, own_std = torch.tensor(statistics, dtype=torch.float64)
         network.rescale_input((own_std / std).float(), ((own_mean - mean) / std).float())
     return network
