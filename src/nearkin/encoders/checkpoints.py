@@ -13,7 +13,6 @@ import re
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -93,16 +92,6 @@ class Inert:
         pass
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """What a file holds."""
-
-    path: Path
-    tensors: Mapping[str, Tensor]
-    """All of them, by the names of the dictionaries that they are in, joined by dots."""
-    architecture: str  # What it says of itself; empty if nothing
-
-
 class Match(NamedTuple):
     """An encoder in a checkpoint."""
 
@@ -111,8 +100,11 @@ class Match(NamedTuple):
     taken: list[str]  # Lines of the log on what was taken, and what was left out
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read all tensors of a file, and nothing else that could act.
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Read all tensors of a file, and what it says of their architecture; '' if nothing.
+
+    They have the names of the dictionaries that they are in, joined by dots. Nothing is read that
+    could act.
 
     Raises:
         UsageError: If there is no such file, or it holds no tensors.
@@ -131,7 +123,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     tensors = dict(_tensors(content, "", 0))
     if not tensors:
         raise UsageError(f"{path} holds no weights")
-    return Checkpoint(path, tensors, _architecture(content))
+    said = _architecture(content)
+    return tensors, "" if names_code(said) else said
 
 
 def _read(path: Path) -> Any:
@@ -324,13 +317,13 @@ def load_file(architecture: str, path: Path, image_size: int | None) -> Pretrain
     """
     if image_size and NATIVE.fullmatch(architecture):
         libraries.check_size(architecture, image_size)
-    checkpoint = read_checkpoint(path)
-    small = has_small_stem(checkpoint.tensors)
+    tensors, said = read_checkpoint(path)
+    small = has_small_stem(tensors)
     size = image_size or (SMALL_SIZE if small else None)
-    name, notes = _as_authors(_resolved(architecture, size, checkpoint), checkpoint)
+    name, notes = _as_authors(_resolved(architecture or said, size, path), tensors)
     view, license_, assumed = _prepared(name, size)
     body = _network(name, view.image_size)
-    match = _matching(checkpoint, body, name)
+    match = _matching(path, tensors, body, name)
     # Under a prefix, weights are of another training than timm's.
     saved_by_timm = not match.prefix or libraries.OWN_STATISTICS.search(name)
     if assumed and architecture.startswith("timm:") and not small and saved_by_timm:
@@ -343,13 +336,13 @@ def load_file(architecture: str, path: Path, image_size: int | None) -> Pretrain
     return described(body, name, view, source, differing, **remarks)
 
 
-def _as_authors(name: str, checkpoint: Checkpoint) -> tuple[str, list[str]]:
+def _as_authors(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, list[str]]:
     """Return a name as the authors of its weights use them, and what differs from timm."""
     if OTHER_RANGE.fullmatch(name):
         return f"{name}?transform_input=true", []
     if not name.startswith("timm:"):
         return name, []
-    is_moco_v3 = any("base_encoder." in key for key in checkpoint.tensors)
+    is_moco_v3 = any("base_encoder." in key for key in tensors)
     if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3:
         name += "?num_heads=12"  # twice those of others, which the shapes of weights do not show
     return libraries.as_authors(name, libraries.timm_weights(name) if _tag(name) else None)
@@ -360,13 +353,11 @@ def _tag(name: str) -> str:
     return backbone.architecture(name).tag if NATIVE.fullmatch(name) else ""
 
 
-def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> str:
+def _resolved(architecture: str, size: int | None, path: Path) -> str:
     """Return the full name of an architecture: as its library builds it, from 64 px on."""
-    said = checkpoint.architecture  # which may be any name of a library, and no code
-    architecture = architecture or ("" if names_code(said) else said)
     if not architecture:
         raise UsageError(
-            f"{checkpoint.path} does not say of which architecture it is; give ARCHITECTURE@FILE, "
+            f"{path} does not say of which architecture it is; give ARCHITECTURE@FILE, "
             "such as resnet50@FILE"
         )
     if re.fullmatch("vit_(tiny|small|base|large)", architecture):  # as MoCo v3 calls them
@@ -418,15 +409,15 @@ def _network(name: str, size: int) -> nn.Module:
     return backbone.build_backbone(name, size).body
 
 
-def _matching(checkpoint: Checkpoint, body: nn.Module, name: str) -> Match:
+def _matching(path: Path, tensors: Mapping[str, Tensor], body: nn.Module, name: str) -> Match:
     """Return the weights of a network in a checkpoint; refuse those of another one."""
-    match = find_encoder(checkpoint.tensors, body)
-    differing = f"its weights are {', '.join(abridged(list(checkpoint.tensors), 3))}"
+    match = find_encoder(tensors, body)
+    differing = f"its weights are {', '.join(abridged(list(tensors), 3))}"
     if match:
         differing = _other_shape(match.state, body)
     if match is None or differing:
         raise UsageError(
-            f"{checkpoint.path} is of another architecture than {name}: {differing}; give the "
+            f"{path} is of another architecture than {name}: {differing}; give the "
             "right ARCHITECTURE@FILE"
         )
     return match

@@ -394,12 +394,13 @@ def _check_described(
     Only where it has options; the networks of plain names are of known sizes.
     """
     name = str(details["backbone"])
-    is_transformer = name.startswith(folders.PREFIX)
-    if not is_transformer and not (NATIVE.fullmatch(name) and "?" in name):
-        return
     with torch.device("meta"):  # nothing is computed or allocated there
-        described = folders.untrained_network(details) if is_transformer else None
-        network = described or native(name, image_size)
+        if name.startswith(folders.PREFIX):
+            network = folders.untrained_network(details)
+        elif NATIVE.fullmatch(name) and "?" in name:
+            network = native(name, image_size)
+        else:
+            return
     if _shapes(network) != {key: tensor.shape for key, tensor in state.items()}:
         raise ValueError("its weights are not those of the network that it describes")
 

@@ -226,7 +226,7 @@ def quiet() -> Iterator[None]:
 # ---------------------------------------------------------------- preprocessing of transformers
 
 
-BY_NUMBER: Final = {number: name for name, number in RESAMPLING.items()}  # Pillow's
+BY_NUMBER: Final = {int(number): name for name, number in RESAMPLING.items()}  # Pillow's
 
 
 def _view(folder: Path, kind: str, image_size: int | None) -> Preprocessing:

@@ -71,7 +71,8 @@ def compare_native(written: Native, network: PixelNetwork, sample: Sample) -> li
     view = network.encoder.preprocessing
 
     def run(images: Tensor) -> Tensor:
-        return written.network(view.to_input(images)).flatten(1)
+        features: Tensor = written.network(view.to_input(images))
+        return features.flatten(1)
 
     lines = compare_graph(run, written.library, network, sample, tolerance=0.0)
     return lines + _compare_transform(written, network.encoder, sample)

@@ -273,7 +273,8 @@ def _write_huggingface(folder: Path, encoder: Encoder, name: str, options: Optio
     with folders.quiet(), to_stderr():
         if isinstance(body, folders.TransformersNetwork):
             kind, pooling = name, body.pooling
-            body.model.save_pretrained(folder)
+            model: Any = body.model
+            model.save_pretrained(folder)
             _write_json(folder / "preprocessor_config.json", _processor(encoder.preprocessing))
             read = AutoModel.from_pretrained(folder, **options)
         else:  # which transformers wraps
