@@ -101,7 +101,11 @@ def test_a_file_of_the_cache_that_lacks_weights_is_refused(monkeypatch, tmp_path
     state = timm.create_model("resnet10t").state_dict()
     part = {name: t for name, t in state.items() if not name.startswith("layer4")}
     save_file(part, snapshot / "model.safetensors")
-    assert "do not fit timm:resnet10t.c3_in1k" in refusal("timm:resnet10t.c3_in1k")
+    text = refusal("timm:resnet10t.c3_in1k")
+    assert re.search(r"do not fit timm:resnet10t.c3_in1k: \d+ missing: layer4\.0\.conv1\.", text)
+    encoder = load("timm:resnet10t.c3_in1k", allow_partial=True)
+    assert re.search(r"weights \d+ missing: layer4\.0\.conv1\.", "\n".join(encoder.lines()))
+    assert "state_dict" not in encoder.backbone.body.pretrained_cfg
     (snapshot / "model.safetensors").write_bytes(b"\0" * 64)
     assert "cannot be read" in refusal("timm:resnet10t.c3_in1k", CheckpointError)
 
