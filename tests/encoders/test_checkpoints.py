@@ -118,7 +118,7 @@ def transformer_checkpoints(network):
     args = argparse.Namespace(arch="vit_tiny", patch_size=16)
     return {
         "dino": {"student": beside(prefixed(other, "module.backbone."), {}, a="module.head.mlp.0"),
-                 "teacher": beside(prefixed(own, "backbone."), {}, a="head.mlp.0"), "args": args},
+                 "teacher": beside(prefixed(own, "backbone."), {}, a="head.mlp.0"), "args": args, "path": pathlib.PurePosixPath("data")},
         "dinov2 in chunks": {"teacher": beside(prefixed(chunks, "backbone."), {"backbone.mask_token": torch.zeros(1, 192)}, a="dino_head.mlp.0")},
         "mae": {"model": {**beside(own, {}, a="decoder_blocks.0.norm1"), "mask_token": torch.zeros(1, 1, 8), "decoder_pos_embed": torch.zeros(1, 4, 8)}},
         "moco v3": {"arch": "vit_tiny", "state_dict": beside(prefixed(own, "module.base_encoder."), prefixed(other, "module.momentum_encoder."), a="module.base_encoder.head.0")},

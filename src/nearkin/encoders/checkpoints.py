@@ -166,7 +166,8 @@ def _check_zip(path: Path) -> None:
 
 
 def _load(path: Path, stood_in: set[str]) -> Any:
-    stand_ins = [argparse.Namespace, *((Inert, name) for name in sorted(stood_in))]
+    inert = sorted(stood_in - {"argparse.Namespace"})  # which may say what network it is
+    stand_ins = [argparse.Namespace, *((Inert, name) for name in inert)]
     allowed = torch.serialization.safe_globals(stand_ins)  # type: ignore[arg-type]  # pairs, too
     with allowed, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Detected pickle protocol")

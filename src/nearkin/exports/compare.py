@@ -15,7 +15,7 @@ from nearkin.data.images import Images
 from nearkin.data.rng import seeded
 from nearkin.distributed import available_cpus
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import images_at_once, neighbors_kept
+from nearkin.encoders.inference import TOLERANCE, images_at_once, neighbors_kept
 from nearkin.errors import CheckpointError, DataError
 from nearkin.exports.graphs import PixelNetwork, Run
 from nearkin.exports.native import Native
@@ -23,7 +23,6 @@ from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.networks.input_size import patch_size
 from nearkin.objectives import unit
 
-TOLERANCE: Final = 1e-4  # Of a graph: largest difference of a feature, of the largest feature
 AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is the same
 MOST_CHECKED, FEWEST_CHECKED = 1000, 64  # Images that outputs are compared on, by their size
 SAME: Final = 0.99

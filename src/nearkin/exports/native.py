@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from nearkin.choices import GraphFormat, NativeFormat
@@ -37,9 +38,6 @@ from nearkin.networks.backbone import (
     torchvision_names,
 )
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 WEIGHTS: Final = "model.safetensors"
 CONFIG: Final = "config.json"
 Options = dict[str, Any]
@@ -52,7 +50,7 @@ class Native:
     network: nn.Module
     """From images, normalized by their own mean and deviation, to features."""
     library: str  # Its name and version
-    transform: "Callable[[Image.Image], Tensor] | None" = None
+    transform: Callable[[Image.Image], Tensor] | None = None
     """The library's own preprocessing by these files, if it has one."""
 
 
@@ -283,7 +281,7 @@ def _write_huggingface(folder: Path, encoder: Encoder, name: str, options: Optio
             read = AutoModel.from_pretrained(folder)
         processor: Any = AutoImageProcessor.from_pretrained(folder)
 
-    def transform(image: "Image.Image") -> Tensor:
+    def transform(image: Image.Image) -> Tensor:
         inputs: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return inputs
 
