@@ -35,9 +35,8 @@ from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row, compared
 from benchmarks.shared.turns import turns
 from nearkin.distributed.allocation import keep_freed_memory
-from nearkin.encoders.acceleration import by_openvino
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import encode, inference
+from nearkin.encoders.inference import by_openvino, encode, inference
 from nearkin.networks.branch import as_backbone
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torchvision
 from sources import varied
 from torch import nn
 
-from nearkin.encoders.acceleration import by_openvino, fold_batch_norms
+from nearkin.encoders.inference import by_openvino, fold_batch_norms
 
 IMAGES = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 

@@ -241,21 +241,6 @@ def test_transformers_in_a_folder(kind, folder, tmp_path):
     assert_equal_features(load(tmp_path / "model"), folder, expected, tmp_path)
 
 
-def test_siglip_2_takes_squares_of_as_many_patches(folder, tmp_path):
-    vision = {**TINY, "intermediate_size": 64, "patch_size": 16, "num_patches": 16}
-    config = transformers.Siglip2Config(vision_config=vision, text_config=TEXT)
-    torch.manual_seed(0)
-    model = varied(transformers.Siglip2Model(config))
-    processor = transformers.Siglip2ImageProcessorPil(patch_size=16, max_num_patches=16)
-    for part in (model, processor):
-        part.save_pretrained(tmp_path / "model")
-    squares = [image.resize((64, 64), Image.Resampling.BILINEAR) for image in opened(folder)]
-    with torch.no_grad():
-        batch = processor(images=squares, return_tensors="pt")
-        expected = model.vision_model(**batch).pooler_output
-    assert_equal_features(load(tmp_path / "model"), folder, expected, tmp_path)
-
-
 def test_sizes_that_patches_do_not_divide_are_refused(tmp_path):
     saved_folder("dinov2", tmp_path)
     assert load(tmp_path, image_size=84).image_size == 84

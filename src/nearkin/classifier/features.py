@@ -22,9 +22,8 @@ from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.data.notes import lines
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import normalize
-from nearkin.encoders.acceleration import has_openvino
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import Inference, Precision, encode, inference
+from nearkin.encoders.inference import Inference, Precision, encode, has_openvino, inference
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, images_per_shard
 from nearkin.pace import tracked

@@ -140,8 +140,8 @@ def export(
     with resource_errors(), _whole(path, is_file) as partial:
         sample = _sample(folder, data, encoder, log, trust)
         file = partial / (path.name if is_file else FILES.get(format, ""))
+        network = PixelNetwork(encoder, classifier)
         if format == "onnx" or format == "torch-export":
-            network = PixelNetwork(encoder, classifier)
             theirs, program = write_graph(
                 format,
                 file,
@@ -152,7 +152,7 @@ def export(
             )
             checks = compare_graph(theirs, program, network, sample, any_size=dynamic_size)
         else:
-            checks = compare_native(write_native(format, file, encoder), encoder, sample)
+            checks = compare_native(write_native(format, file, encoder), network, sample)
         if not is_file:
             card.write(partial, checks)
     what = f"{len(card.classes)} classes" if classifier else f"{encoder.num_features} features"

@@ -13,11 +13,10 @@ import re
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zipfile import is_zipfile
 
 import torch
@@ -76,26 +75,11 @@ FIRST_BLOCK: Final = re.compile(r"(?P<prefix>(?:.+\.)?)(?:layer1|[2-4])\.0\.conv
 
 SIZE: Final = 224
 RESIZE: Final = 256
-MOCO_V3_SMALL: Final = "?num_heads=12"
-"""MoCo v3's ViT-S has twice the heads of others, which the shapes of weights do not show."""
 SMALL_SIZE: Final = 32  # of images that networks with a 3x3 stem were trained on
-SHORT: Final = ("vit_tiny", "vit_small", "vit_base", "vit_large")
-"""What trainings call vision transformers whose patches are of a size that they do not say."""
-USUAL: Final = (
-    *(f"torchvision:resnet{depth}" for depth in (18, 34, 50, 101, 152)),
-    *(f"timm:vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")),
-    *(f"timm:vit_{size}_patch8_224" for size in ("small", "base")),
-    *(f"timm:vit_{size}_patch14_dinov2" for size in ("small", "base", "large", "giant")),
-)
-"""Architectures that are tried on a checkpoint whose own is not known."""
 OTHER_RANGE: Final = re.compile(r"torchvision:(googlenet|inception_v3)\.\w+")
 """Weights for another normalization, which torchvision makes up for in the network."""
 RESIZED: Final = re.compile(r"pos_emb|rel_pos|relative_|attn_mask|rope|freqs")
 """Weights that belong to a size of images, which the libraries interpolate."""
-DIFFERENCES: Final = re.compile(
-    r"(Missing|Unexpected) key\(s\) in state_dict: (.*?)\.\s*(?=\s(?:Missing|Unexpected|size)|$)"
-)
-"""What torch says of names that do not fit."""
 
 
 class Inert:
@@ -108,28 +92,19 @@ class Inert:
         pass
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """What a file holds."""
-
-    path: Path
-    tensors: Mapping[str, Tensor]
-    """All of them, by the names of the dictionaries that they are in, joined by dots."""
-    architecture: str
-    """What it says of itself; empty if nothing."""
-
-
-@dataclass(frozen=True, eq=False)
-class Match:
+class Match(NamedTuple):
     """An encoder in a checkpoint."""
 
     prefix: str
     state: dict[str, Tensor]  # By the names of the network, with what is not known to be a head
-    left: tuple[str, ...]  # Parts that are left out, with the number of their tensors
+    taken: list[str]  # Lines of the log on what was taken, and what was left out
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read all tensors of a file, and nothing else that could act.
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Read all tensors of a file, and what it says of their architecture; '' if nothing.
+
+    They have the names of the dictionaries that they are in, joined by dots. Nothing is read that
+    could act.
 
     Raises:
         UsageError: If there is no such file, or it holds no tensors.
@@ -148,7 +123,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     tensors = dict(_tensors(content, "", 0))
     if not tensors:
         raise UsageError(f"{path} holds no weights")
-    return Checkpoint(path, tensors, _architecture(content))
+    said = _architecture(content)
+    return tensors, "" if names_code(said) else said
 
 
 def _read(path: Path) -> Any:
@@ -190,7 +166,8 @@ def _check_zip(path: Path) -> None:
 
 
 def _load(path: Path, stood_in: set[str]) -> Any:
-    stand_ins = [argparse.Namespace, *((Inert, name) for name in sorted(stood_in))]
+    inert = sorted(stood_in - {"argparse.Namespace"})  # which may say what network it is
+    stand_ins = [argparse.Namespace, *((Inert, name) for name in inert)]
     allowed = torch.serialization.safe_globals(stand_ins)  # type: ignore[arg-type]  # pairs, too
     with allowed, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Detected pickle protocol")
@@ -230,17 +207,15 @@ def _architecture(content: Any) -> str:
     """Return the architecture that a training has written beside its weights; or nothing."""
     if not isinstance(content, Mapping):
         return ""
-    named, options = content.get("arch"), content.get("args")
-    if isinstance(named, str):
-        return named
+    options = content.get("args")
     values = vars(options) if isinstance(options, argparse.Namespace) else options
-    if not isinstance(values, Mapping):
-        return ""
-    named = values.get("arch", values.get("model"))
+    values = values if isinstance(values, Mapping) else {}
+    stated = (content.get("arch"), values.get("arch"), values.get("model"))
+    named = next((each for each in stated if isinstance(each, str)), "")
     side = values.get("patch_size")
-    if isinstance(named, str) and isinstance(side, int) and re.fullmatch(r"vit_[a-z]+", named):
+    if isinstance(side, int) and re.fullmatch(r"vit_[a-z]+", named):
         return f"{named}_patch{side}_224"  # DINO's: the size of patches stands beside the name
-    return named if isinstance(named, str) else ""
+    return named
 
 
 # ---------------------------------------------------------------- the encoder among the tensors
@@ -304,8 +279,10 @@ def _match(
         else:
             left[_part(key, prefix)] += 1
     counters = {name: tensor for name, tensor in own.items() if name.endswith(BATCHES)}
-    parts = tuple(f"{part} ({count})" for part, count in left.items())
-    return Match(prefix, counters | state, parts)
+    parts = abridged([f"{part} ({count})" for part, count in left.items()], 4)
+    taken = [f"of {prefix.rstrip('.')}"] if prefix else []
+    taken += [f"without {', '.join(parts)}"] if parts else []
+    return Match(prefix, counters | state, taken)
 
 
 def _part(key: str, prefix: str) -> str:
@@ -313,13 +290,6 @@ def _part(key: str, prefix: str) -> str:
     words, own = key.split("."), prefix.split(".")
     common = next((place for place, word in enumerate(own) if word != words[place]), len(own))
     return ".".join(words[: common + 1])
-
-
-def taken(match: Match) -> list[str]:
-    """Lines of the log on what was taken of a checkpoint, and what was left out."""
-    lines = [f"of {match.prefix.rstrip('.')}"] if match.prefix else []
-    left = ", ".join(abridged(match.left, 4))
-    return [*lines, f"without {left}"] if left else lines
 
 
 def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:
@@ -336,9 +306,7 @@ def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:
 # ---------------------------------------------------------------- the encoder with its weights
 
 
-def load_file(
-    architecture: str, path: Path, image_size: int | None, *, allow_partial: bool
-) -> Pretrained:
+def load_file(architecture: str, path: Path, image_size: int | None) -> Pretrained:
     """Load the encoder of a checkpoint.
 
     The architecture is `timm:NAME`, `torchvision:NAME`, or a backbone's name as in `--backbone`;
@@ -350,42 +318,34 @@ def load_file(
     """
     if image_size and NATIVE.fullmatch(architecture):
         libraries.check_size(architecture, image_size)
-    checkpoint = read_checkpoint(path)
-    small = has_small_stem(checkpoint.tensors)
+    tensors, said = read_checkpoint(path)
+    small = has_small_stem(tensors)
     size = image_size or (SMALL_SIZE if small else None)
-    # What the file says of itself may be any name of a library, and no code.
-    said = "" if names_code(checkpoint.architecture) else checkpoint.architecture
-    name = _resolved(architecture or said, size, checkpoint)
-    is_moco_v3 = any("base_encoder." in key for key in checkpoint.tensors)
-    if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3:
-        name += MOCO_V3_SMALL
-    name, notes = _as_authors(name)
+    name, notes = _as_authors(_resolved(architecture or said, size, path), tensors)
     view, license_, assumed = _prepared(name, size)
     body = _network(name, view.image_size)
-    match = _matching(checkpoint, body, name)
+    match = _matching(path, tensors, body, name)
     # Under a prefix, weights are of another training than timm's.
     saved_by_timm = not match.prefix or libraries.OWN_STATISTICS.search(name)
     if assumed and architecture.startswith("timm:") and not small and saved_by_timm:
         view, license_, assumed = _prepared(name, size, as_timms=True)
-    body, differing = _filled(body, match, name, view.image_size)
-    if differing and not allow_partial:
-        raise UsageError(
-            f"{path} does not fit {name}: {differing}; give the right ARCHITECTURE@FILE, or "
-            f"--allow-partial.{_hint(checkpoint, name)}"
-        )
+    body, differing = _filled(body, match.state, name, view.image_size)
     if not all(tensor.isfinite().all() for tensor in body.state_dict().values()):
         raise CheckpointError(f"{path} has weights that are not finite; get another")
     source = origin(str(path.resolve()), license_, path)
-    weights = [*taken(match), *filter(None, [differing])]
-    return described(body, name, view, source, weights=weights, notes=notes, assumed=assumed)
+    remarks = {"weights": match.taken, "notes": notes, "assumed": assumed}
+    return described(body, name, view, source, differing, **remarks)
 
 
-def _as_authors(name: str) -> tuple[str, list[str]]:
+def _as_authors(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, list[str]]:
     """Return a name as the authors of its weights use them, and what differs from timm."""
     if OTHER_RANGE.fullmatch(name):
         return f"{name}?transform_input=true", []
     if not name.startswith("timm:"):
         return name, []
+    is_moco_v3 = any("base_encoder." in key for key in tensors)
+    if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3:
+        name += "?num_heads=12"  # twice those of others, which the shapes of weights do not show
     return libraries.as_authors(name, libraries.timm_weights(name) if _tag(name) else None)
 
 
@@ -394,17 +354,15 @@ def _tag(name: str) -> str:
     return backbone.architecture(name).tag if NATIVE.fullmatch(name) else ""
 
 
-def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> str:
+def _resolved(architecture: str, size: int | None, path: Path) -> str:
     """Return the full name of an architecture: as its library builds it, from 64 px on."""
-    if architecture in SHORT:  # as MoCo v3 calls them
-        architecture = looks_like(checkpoint)
     if not architecture:
-        likely = looks_like(checkpoint)
-        hint = f"it looks like {likely}@{checkpoint.path}" if likely else "such as resnet50@FILE"
         raise UsageError(
-            f"{checkpoint.path} does not say of which architecture it is; give ARCHITECTURE@FILE, "
-            f"{hint}"
+            f"{path} does not say of which architecture it is; give ARCHITECTURE@FILE, "
+            "such as resnet50@FILE"
         )
+    if re.fullmatch("vit_(tiny|small|base|large)", architecture):  # as MoCo v3 calls them
+        architecture += "_patch16_224"
     own = architecture in SMALL or is_reference(architecture)
     if NATIVE.fullmatch(architecture) or own or (size and size < SMALL_IMAGE):
         return architecture
@@ -452,48 +410,24 @@ def _network(name: str, size: int) -> nn.Module:
     return backbone.build_backbone(name, size).body
 
 
-@cache
-def _without_weights(name: str) -> nn.Module:
-    with torch.device("meta"):
-        return backbone.native(name, SIZE)  # once for all files: to build it takes a while
-
-
-def looks_like(checkpoint: Checkpoint) -> str:
-    """Return the usual architecture whose weights a checkpoint holds, by its bare name; or ''."""
-    for name in USUAL:
-        body = _without_weights(name)
-        match = find_encoder(checkpoint.tensors, body)
-        names = match.state.keys() - {"mask_token"} if match else set()
-        if match and names == body.state_dict().keys() and not _other_shape(match, body):
-            return name.partition(":")[2]
-    return ""
-
-
-def _hint(checkpoint: Checkpoint, name: str) -> str:
-    """Return what to give instead of a wrong architecture."""
-    likely = looks_like(checkpoint)
-    if likely and likely not in name:
-        return f" It looks like {likely}: give {likely}@{checkpoint.path}"
-    return f" Its weights are {', '.join(abridged(list(checkpoint.tensors), 3))}"
-
-
-def _matching(checkpoint: Checkpoint, body: nn.Module, name: str) -> Match:
+def _matching(path: Path, tensors: Mapping[str, Tensor], body: nn.Module, name: str) -> Match:
     """Return the weights of a network in a checkpoint; refuse those of another one."""
-    match = find_encoder(checkpoint.tensors, body)
-    if match is None:
-        raise UsageError(f"{checkpoint.path} holds no {name}.{_hint(checkpoint, name)}")
-    if differing := _other_shape(match, body):
+    match = find_encoder(tensors, body)
+    differing = f"its weights are {', '.join(abridged(list(tensors), 3))}"
+    if match:
+        differing = _other_shape(match.state, body)
+    if match is None or differing:
         raise UsageError(
-            f"{checkpoint.path} is of another architecture than {name}: {differing}."
-            f"{_hint(checkpoint, name)}"
+            f"{path} is of another architecture than {name}: {differing}; give the "
+            "right ARCHITECTURE@FILE"
         )
     return match
 
 
-def _other_shape(match: Match, body: nn.Module) -> str:
+def _other_shape(state: Mapping[str, Tensor], body: nn.Module) -> str:
     """Name the first weight of another shape, which libraries would interpolate; or ''."""
     own = body.state_dict()
-    for key, tensor in match.state.items():
+    for key, tensor in state.items():
         shapes = tensor.shape, own.get(key, tensor).shape
         if shapes[0] != shapes[1] and tensor.ndim == len(shapes[1]) and not RESIZED.search(key):
             theirs, ours = ("x".join(map(str, shape)) for shape in shapes)
@@ -501,19 +435,21 @@ def _other_shape(match: Match, body: nn.Module) -> str:
     return ""
 
 
-def _filled(body: nn.Module, match: Match, name: str, size: int) -> tuple[nn.Module, str]:
-    """Return the network with its weights, and what is missing or left over."""
-    own, state = body.state_dict(), match.state
+def _filled(
+    body: nn.Module, state: dict[str, Tensor], name: str, size: int
+) -> tuple[nn.Module, str]:
+    """Return the network with weights, and which are missing or left over."""
+    own = body.state_dict()
     if own.keys() <= state.keys() and "register_tokens" not in state:
         state.pop("mask_token", None)  # for images that are masked while training
     fits = state.keys() == own.keys() and all(state[k].shape == own[k].shape for k in own)
     if fits or not name.startswith("timm:"):
         return body, _copied(state, body, name, size)
-    return _converted(state, name, size)
+    return libraries.timm_body(name, size, {"state_dict": state})
 
 
 def _copied(state: Mapping[str, Tensor], body: nn.Module, name: str, size: int) -> str:
-    """Copy weights into a network, as far as they are its own; return what differs, or ''."""
+    """Copy weights into a network; return which are missing or left over."""
     from torchvision.models import MNASNet
     from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
@@ -527,22 +463,3 @@ def _copied(state: Mapping[str, Tensor], body: nn.Module, name: str, size: int) 
         reason = " ".join(str(error).split("\n\t")[1:2]) or str(error)
         raise UsageError(f"the weights do not fit {name}: {reason[:200]}") from error
     return differences(report.missing_keys, report.unexpected_keys)
-
-
-def _converted(state: dict[str, Tensor], name: str, size: int) -> tuple[nn.Module, str]:
-    """Return a network of timm with weights as their authors published them, and what differs.
-
-    timm converts what it offers itself: position embeddings of other sizes, other names.
-    """
-    overlay = {"state_dict": state}
-    try:
-        return libraries.timm_body(name, size, overlay, 0, strict=True), ""
-    except (RuntimeError, KeyError, ValueError, AssertionError, AttributeError) as error:
-        text = " ".join(str(error).split())
-        names_by_kind = {
-            kind: re.findall(r'"([^"]+)"', names) for kind, names in DIFFERENCES.findall(text)
-        }
-        if not names_by_kind or "size mismatch" in text:
-            raise UsageError(f"the weights do not fit {name}: {text[:200]}") from error
-    differing = differences(names_by_kind.get("Missing", []), names_by_kind.get("Unexpected", []))
-    return libraries.timm_body(name, size, overlay, 0, strict=False), differing

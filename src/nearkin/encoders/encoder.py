@@ -298,7 +298,6 @@ def load(
 
 
 def _of_library(name: str, image_size: int | Auto, *, allow_partial: bool) -> Encoder:
-    """Return an encoder of another library, by its name or from a file."""
     size = None if image_size == "auto" else image_size
     with torch.random.fork_rng(devices=[]):
         found = sources.load(name, image_size=size, allow_partial=allow_partial)
@@ -395,12 +394,13 @@ def _check_described(
     Only where it has options; the networks of plain names are of known sizes.
     """
     name = str(details["backbone"])
-    is_transformer = name.startswith(folders.PREFIX)
-    if not is_transformer and not (NATIVE.fullmatch(name) and "?" in name):
-        return
     with torch.device("meta"):  # nothing is computed or allocated there
-        described = folders.untrained_network(details) if is_transformer else None
-        network = described or native(name, image_size)
+        if name.startswith(folders.PREFIX):
+            network = folders.untrained_network(details)
+        elif NATIVE.fullmatch(name) and "?" in name:
+            network = native(name, image_size)
+        else:
+            return
     if _shapes(network) != {key: tensor.shape for key, tensor in state.items()}:
         raise ValueError("its weights are not those of the network that it describes")
 
@@ -428,8 +428,9 @@ def untrained(details: Mapping[str, Any], image_size: int) -> Backbone:
 
 def rescaled(network: Backbone, view: Preprocessing) -> Backbone:
     """Let a network of other statistics take images that are normalized by nearkin's."""
-    if not view.standard:
-        statistics = view.mean, view.std, *input_statistics(len(view.mean))
+    standard = input_statistics(len(view.mean))
+    if (view.mean, view.std) != standard:
+        statistics = view.mean, view.std, *standard
         mean, std, own_mean, own_std = torch.tensor(statistics, dtype=torch.float64)
         network.rescale_input((own_std / std).float(), ((own_mean - mean) / std).float())
     return network

@@ -37,7 +37,6 @@ POOLING: Final = {
     "dinov3_convnext": POOLED,
     "dinov3_vit": CLASS_TOKEN,
     "ijepa": AVERAGE,
-    "siglip2_vision_model": POOLED,
     "siglip_vision_model": POOLED,
     "swin": POOLED,
     "vit": CLASS_TOKEN,
@@ -47,22 +46,8 @@ POOLING: Final = {
 
 The pooling layer of `vit` is trained for classification only, and is left away.
 """
-TOWERS: Final = {kind: f"{kind}_vision_model" for kind in ("aimv2", "clip", "siglip", "siglip2")}
+TOWERS: Final = {kind: f"{kind}_vision_model" for kind in ("aimv2", "clip", "siglip")}
 """Models of images and text, and the model type of the part that sees images."""
-IN_TIMM: Final = {
-    "beit": "beit",
-    "bit": "resnetv2_50x1_bit",
-    "convnext": "convnext",
-    "deit": "deit",
-    "efficientnet": "tf_efficientnet",
-    "mobilenet_v1": "mobilenetv1",
-    "mobilenet_v2": "mobilenetv2",
-    "regnet": "regnet",
-    "resnet": "resnet",
-    "swinv2": "swinv2",
-}
-"""Model types whose weights timm has, and how their names begin there."""
-
 UNUSED: Final = (
     "classifier", "cls_classifier", "decoder", "head", "lm_head", "logit_bias", "logit_scale",
     "pooler", "text_model", "text_projection", "visual_projection", "vit.pooler",
@@ -89,38 +74,22 @@ class TransformersNetwork(nn.Module):
         self.patch_size = 1 if kind == "convnextv2" else getattr(config, "patch_size", 1)
         # Without effect at the size of the weights; needed at all others.
         interpolates = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
-        self.options = {"interpolate_pos_encoding": True} if interpolates else {}
+        self.options: dict[str, Any] = {"interpolate_pos_encoding": True} if interpolates else {}
 
     @override
     def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
-        output = self.model(**self._arguments(images), **self.options)
+        options = self.options
+        if self.kind == "vit_mae":
+            # The order of noise is the order of the patches: none is masked or moved.
+            rows, columns = (side // self.patch_size for side in images.shape[-2:])
+            noise = torch.arange(rows * columns, device=images.device, dtype=torch.float32)
+            options = {**options, "noise": noise.expand(len(images), -1)}
+        output = self.model(pixel_values=images, **options)
         if self.pooling == POOLED:
             pooled: Tensor = output.pooler_output
             return pooled.flatten(1)
         tokens: Tensor = output.last_hidden_state
         return tokens.mean(1) if self.pooling == AVERAGE else tokens[:, 0]
-
-    def _arguments(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the arguments of the model for images."""
-        if self.kind == "siglip2_vision_model":
-            return _patches(images, self.patch_size)
-        if self.kind == "vit_mae":
-            # The order of noise is the order of the patches: none is masked or moved.
-            rows, columns = (side // self.patch_size for side in images.shape[-2:])
-            count = rows * columns
-            noise = torch.arange(count, device=images.device, dtype=torch.float32)
-            return {"pixel_values": images, "noise": noise.expand(len(images), count)}
-        return {"pixel_values": images}
-
-
-def _patches(images: Tensor, side: int) -> dict[str, Tensor]:
-    """Return images as rows of patches, each with its pixels' channels last."""
-    count, _, height, width = images.shape
-    rows = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 4, 5, 1)
-    shape = torch.tensor([[height // side, width // side]] * count, device=images.device)
-    rows = rows.reshape(count, -1, 3 * side * side)
-    mask = torch.ones(rows.shape[:2], dtype=torch.long, device=images.device)
-    return {"pixel_values": rows, "pixel_attention_mask": mask, "spatial_shapes": shape}
 
 
 def require_transformers() -> None:
@@ -142,12 +111,12 @@ def untrained_network(details: Mapping[str, Any]) -> nn.Module:
 
 
 def load_transformers(
-    folder: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
+    folder: Path, config: Mapping[str, Any], image_size: int | None
 ) -> Pretrained:
     """Load the part of a folder of transformers that sees images, by what its config.json holds.
 
     Raises:
-        UsageError: If transformers is not installed, has no such model, or weights do not fit.
+        UsageError: If transformers is not installed, or has no such model.
         CheckpointError: If a file is damaged.
     """
     require_transformers()
@@ -156,41 +125,21 @@ def load_transformers(
     kind = str(config["model_type"])
     tower = TOWERS.get(kind, kind)
     if tower not in POOLING:
-        raise _other_kind(folder, kind)
+        known = sorted([*POOLING, *TOWERS])
+        raise UsageError(
+            f"{folder} is a {kind} of transformers, which nearkin does not read."
+            f"{suggestion(kind, known)} It reads {', '.join(known)}. timm may have the same "
+            f"weights; `nearkin list pretrained {kind.replace('_', '')}` lists them"
+        )
     file = weights_file(folder)
     with usable(folder, "download it again, or save it with save_pretrained"):
         settings = _clean(config.get("vision_config", {}) if kind in TOWERS else config)
         if tower == "vit_mae":
             settings["mask_ratio"] = 0.0  # features are of whole images
         view = _view(folder, kind, image_size)
-        body, report = _with_weights(folder, tower, settings)
-    unexpected = [
-        name
-        for name in report["unexpected_keys"]
-        if not name.startswith(UNUSED) and name.rpartition(".")[2] != "position_ids"
-    ]
-    differing = differences(sorted(report["missing_keys"]), sorted(unexpected))
-    if differing and not allow_partial:
-        raise UsageError(
-            f"{folder} does not fit its config.json: {differing}; give a whole folder, or "
-            "--allow-partial"
-        )
-    source = origin(str(folder.resolve()), folder_license(folder), file)
-    return described(
-        body, f"{PREFIX}{tower}", view, source, pooling=body.pooling, config=settings,
-        weights=[differing] if differing else [],
-    )  # fmt: skip
-
-
-def _other_kind(folder: Path, kind: str) -> UsageError:
-    what = f"{folder} is a {kind} of transformers, which nearkin does not read"
-    if start := IN_TIMM.get(kind):
-        return UsageError(
-            f"{what}; give timm's weights of the same model, timm:NAME as listed by `nearkin "
-            f"list pretrained timm:{start}`"
-        )
-    known = sorted([*POOLING, *TOWERS])
-    return UsageError(f"{what}.{suggestion(kind, known)} It reads {', '.join(known)}")
+        body, differing = _with_weights(folder, tower, settings)
+    source, name = origin(str(folder.resolve()), folder_license(folder), file), f"{PREFIX}{tower}"
+    return described(body, name, view, source, differing, pooling=body.pooling, config=settings)
 
 
 def _clean(value: Any) -> Any:
@@ -202,7 +151,6 @@ def _clean(value: Any) -> Any:
 
 
 def _described(kind: str, config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
-    """Return the class of a model type, and its configuration."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
@@ -223,8 +171,8 @@ def construction(model_class: type[nn.Module], pooling: str) -> dict[str, Any]:
 
 def _with_weights(
     folder: Path, kind: str, config: Mapping[str, Any]
-) -> tuple[TransformersNetwork, dict[str, Any]]:
-    """Return the network of a folder, and which names of its weights do not fit."""
+) -> tuple[TransformersNetwork, str]:
+    """Return the network of a folder, and which of its weights are missing or left over."""
     model_class, settings = _described(kind, config)
     # AIMv2 may come without the pooling that is trained for texts.
     pooling = POOLING[kind] if getattr(settings, "use_head", True) else AVERAGE
@@ -239,7 +187,13 @@ def _with_weights(
             output_loading_info=True,
             **construction(model_class, pooling),
         )
-    return TransformersNetwork(aligned(model).eval(), kind, pooling), report
+    unexpected = [
+        name
+        for name in report["unexpected_keys"]
+        if not name.startswith(UNUSED) and not name.endswith("position_ids")
+    ]
+    differing = differences(sorted(report["missing_keys"]), sorted(unexpected))
+    return TransformersNetwork(aligned(model).eval(), kind, pooling), differing
 
 
 def aligned(model: nn.Module) -> nn.Module:
@@ -272,8 +226,7 @@ def quiet() -> Iterator[None]:
 # ---------------------------------------------------------------- preprocessing of transformers
 
 
-INTERPOLATIONS: Final = {number.value: name for name, number in RESAMPLING.items()}
-"""By Pillow's numbers."""
+BY_NUMBER: Final = {int(number): name for name, number in RESAMPLING.items()}  # Pillow's
 
 
 def _view(folder: Path, kind: str, image_size: int | None) -> Preprocessing:
@@ -287,7 +240,7 @@ def _view(folder: Path, kind: str, image_size: int | None) -> Preprocessing:
         image_size=size,
         crop=crop,
         resize_to=resize_to,
-        interpolation=INTERPOLATIONS[int(processor["resample"])],
+        interpolation=BY_NUMBER[int(processor["resample"])],
         crop_rounding="down",
         **_statistics(processor),
     )
@@ -322,10 +275,6 @@ def _geometry(processor: Mapping[str, Any]) -> tuple[Crop, int, int]:
     """Return how the square is cut, pixels before the crop, and its side."""
     if not processor.get("do_resize"):
         raise ValueError("its images are not resized")
-    if "max_num_patches" in processor:
-        # SigLIP 2 of any proportions: here all images are squares of as many patches.
-        side = int(processor["patch_size"] * int(processor["max_num_patches"] ** 0.5))
-        return "squash", side, side
     size = processor.get("size") or {}
     short = size.get("shortest_edge")
     if short and processor["class"].startswith("ConvNext"):
@@ -339,7 +288,6 @@ def _geometry(processor: Mapping[str, Any]) -> tuple[Crop, int, int]:
 
 
 def _square(size: Mapping[str, int]) -> int:
-    """Return the side of a square."""
     if not size.get("height") or size.get("width") != size["height"]:
         raise ValueError(f"its size {dict(size)} is no square")
     return int(size["height"])
@@ -348,11 +296,10 @@ def _square(size: Mapping[str, int]) -> int:
 def _statistics(processor: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     """Return mean and deviation for pixels from 0 to 1."""
     factor = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
-    mean: tuple[float, ...] = (0.0,) * 3
-    std: tuple[float, ...] = (1.0,) * 3
+    given = {"mean": 0.0, "std": 1.0}
     if processor.get("do_normalize"):
-        mean, std = (_three(processor[key]) for key in ("image_mean", "image_std"))
-    return {"mean": tuple(m / factor for m in mean), "std": tuple(s / factor for s in std)}
+        given = {name: processor[f"image_{name}"] for name in given}
+    return {name: tuple(x / factor for x in _three(value)) for name, value in given.items()}
 
 
 def _three(value: Any) -> tuple[float, ...]:

@@ -5,44 +5,42 @@ installed. A lower precision is taken where the user asks for it, or where it ha
 images are neighbors, which is measured.
 """
 
+import copy
+import warnings
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from importlib.util import find_spec
+from typing import Any, Final, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 from typing_extensions import override
 
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.distributed.devices import native_precision
-from nearkin.encoders.acceleration import (
-    OpenVINONetwork,
-    by_openvino,
-    fold_batch_norms,
-    has_openvino,
-)
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.networks.backbone import SMALL_IMAGE
-from nearkin.networks.branch import eval_mode
+from nearkin.networks.branch import Module, eval_mode, hooked
 from nearkin.objectives import unit
 from nearkin.schema import Auto
 
 Precision = Literal["fp32", "bf16"]
-SAMPLE: Final = 512
-"""Images whose neighbors are compared in two precisions."""
+SAMPLE: Final = 512  # Images whose neighbors are compared in two precisions
 KEPT: Final = 0.999
 """Share of them whose nearest neighbor must stay, for bfloat16 to be taken unasked."""
-MANY: Final = 10 * SAMPLE
-"""Images from which on the comparison takes less than is gained."""
+MANY: Final = 10 * SAMPLE  # Images from which on the comparison takes less than is gained
 WORTH: Final = 1024 * 224**2
 """Pixels from which on a network is compiled, which takes about as long as it then saves."""
-TIE: Final = 1e-6  # Between similarities of equal images, by the order of summation
+TOLERANCE: Final = 1e-4
+"""Largest difference of a feature by another rounding, relative to the largest feature."""
+TIE: Final = 1e-6  # Between cosines of equal images, by the order of summation
 
 
 class Bfloat16(nn.Module):
@@ -137,37 +135,44 @@ def choose_precision(
     worth = device.type == "cpu" and native and len(images) >= MANY
     if asked == "fp32" or (asked == "auto" and not worth):
         return "fp32", []
-    share, number = neighbors_kept(encoder, images, device, workers)
-    line = f"bf16    {100 * share:.1f} % of {number} images keep their nearest neighbor of fp32"
+    exact, lower = _in_both(encoder, images.spread(SAMPLE), device, workers)
+    share = neighbors_kept(exact, lower)
+    line = (
+        f"bf16    {100 * share:.1f} % of {len(exact)} images keep their nearest neighbor of fp32"
+    )
     if asked == "auto" and share < KEPT:
         return "fp32", [f"{line}; fp32 is used"]
     slow = "" if native else f"; it is slower, as this {device.type} has no such arithmetic"
     return "bf16", [line + slow]
 
 
-def neighbors_kept(
+def _in_both(
     encoder: Encoder, images: Images, device: torch.device, workers: int
-) -> tuple[float, int]:
-    """Return the share of images that keep their nearest neighbor in bfloat16, and of how many.
-
-    Neighbors are sought among at most `SAMPLE` images, evenly spread over all of them. One of
-    equally similar images is as good as another.
-    """
-    sample, similar = images.spread(SAMPLE), list[Tensor]()
-    exact = inference(encoder, device)
+) -> list[Float[Tensor, "images features"]]:
+    """Return the features of all images that can be read: in float32, then in bfloat16."""
+    exact, features = inference(encoder, device), list[Tensor]()
     for network in (exact.network, Bfloat16(exact.network)):
         crops = CenterCrops(
-            sample, encoder.preprocessing, batch_size=exact.batch_size, workers=workers
+            images, encoder.preprocessing, batch_size=exact.batch_size, workers=workers
         )
-        features = encode_pixels(network, crops, device)
-        readable = np.delete(np.arange(len(sample)), sorted(crops.bad))
-        vectors = unit(features[torch.from_numpy(readable)])
-        similar.append((vectors @ vectors.T).fill_diagonal_(-torch.inf))
-    if len(readable) < 2:  # there are no neighbors
-        return 1.0, 0
-    found = similar[1].argmax(dim=1, keepdim=True)
-    kept = similar[0].gather(1, found).squeeze(1) >= similar[0].amax(dim=1) - TIE
-    return kept.double().mean().item(), len(kept)
+        computed = encode_pixels(network, crops, device)
+        is_readable = [row not in crops.bad for row in range(len(images))]
+        features.append(computed[torch.tensor(is_readable)])
+    return features
+
+
+def neighbors_kept(
+    features: Float[Tensor, "images _"], others: Float[Tensor, "images _"]
+) -> float:
+    """Return the share of images whose nearest neighbor by other features is the same.
+
+    One of equally similar images is as good as another.
+    """
+    if len(features) < 2:
+        return 1.0
+    own, theirs = ((unit(of) @ unit(of).T).fill_diagonal_(-torch.inf) for of in (features, others))
+    found = own.gather(1, theirs.argmax(dim=1, keepdim=True)).squeeze(1)
+    return (found >= own.amax(dim=1) - TIE).double().mean().item()
 
 
 def _noise(encoder: Encoder, count: int) -> Tensor:
@@ -208,3 +213,114 @@ def encode_pixels(
 ) -> Float[Tensor, "n d"]:
     """Compute the features of decoded images, by a network on that device."""
     return encode(network, (to_input(batch.to(device)) for batch in batches))
+
+
+# ---------------------------------------------------------------- other programs for the same
+
+
+def fold_batch_norms(network: Module, images: Tensor) -> Module:
+    """Return a copy of a network whose batch norms are part of the convolutions before them.
+
+        norm(conv(x)) = g / s * (W x - m) + b = (g / s * W) x + (b - g m / s),  s = sqrt(v + eps)
+
+    with running mean m and variance v. Which convolution a norm follows is found by running the
+    network once. The features differ by rounding alone, which is verified on these images.
+
+    Args:
+        network: Any network. It is left as it is.
+        images: At least one, as the network takes them.
+
+    Returns:
+        The network itself, if it has no such pair, or one does more with a convolution's output.
+    """
+    with torch.inference_mode(), eval_mode(network):
+        pairs, features = _pairs(network, images)
+        if not pairs:
+            return network
+        folded = copy.deepcopy(network)
+        for conv, norm in pairs.items():
+            _fold(folded, conv, norm)
+        return folded if _are_close(folded(images), features) else network
+
+
+def _are_close(features: Tensor, expected: Tensor) -> bool:
+    return bool((features - expected).abs().max() <= TOLERANCE * expected.abs().max())
+
+
+def _pairs(network: nn.Module, images: Tensor) -> tuple[dict[str, str], Tensor]:
+    """Return the names of convolutions, each with that of the norm that follows, and features."""
+    outputs = dict[int, tuple[str, Tensor]]()  # kept, so that no number is given twice
+    pairs, uses = dict[str, str](), Counter[str]()
+    names = {module: name for name, module in network.named_modules()}
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        uses[names[module]] += 1
+        if isinstance(module, nn.Conv2d):
+            outputs[id(output)] = names[module], output
+        elif id(inputs[0]) in outputs:
+            pairs[outputs[id(inputs[0])][0]] = names[module]
+
+    # Without running statistics, a norm is no constant factor.
+    norms = [m for m in names if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None]
+    with hooked([*norms, *(m for m in names if isinstance(m, nn.Conv2d))], note):
+        features = network(images)
+    once = {conv: norm for conv, norm in pairs.items() if uses[conv] == uses[norm] == 1}
+    return once, features
+
+
+def _fold(network: nn.Module, conv_name: str, norm_name: str) -> None:
+    """Fold one norm of a network, in place; the activation of timm's norms stays."""
+    conv: Any = network.get_submodule(conv_name)
+    norm: Any = network.get_submodule(norm_name)
+    statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics)
+    rest = [getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)]
+    network.set_submodule(norm_name, nn.Sequential(*rest) if rest else nn.Identity())
+
+
+def has_openvino() -> bool:
+    """Whether `pip install 'nearkin[openvino]'` has been done."""
+    return find_spec("openvino") is not None
+
+
+class OpenVINONetwork(nn.Module):
+    """A network that OpenVINO has compiled, with a torch module's interface."""
+
+    def __init__(self, compiled: Any) -> None:
+        super().__init__()
+        self.compiled = compiled
+
+    @override
+    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
+        return torch.from_numpy(self.compiled(images.contiguous().numpy())[0])
+
+
+def by_openvino(network: nn.Module, images: Float[Tensor, "batch _ _ _"]) -> nn.Module | None:
+    """Return a network as OpenVINO computes it in float32, with as many threads as torch has.
+
+    Args:
+        network: Any, on the CPU. It is left as it is.
+        images: At least three that differ, which both compute; later ones are of the same size.
+
+    Returns:
+        None if OpenVINO cannot compute the network, or its features are not those of torch.
+    """
+    import openvino
+
+    with torch.no_grad(), eval_mode(network), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on how OpenVINO traces
+        expected = network(images)
+        try:
+            # Traced with others: what the trace has kept of them shows in the difference below.
+            model = openvino.convert_model(
+                network, example_input=images[:2].flip(0), input=[-1, *images.shape[1:]]
+            )
+            settings = {
+                "INFERENCE_PRECISION_HINT": "f32",  # by default bfloat16, where it is native
+                "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+                "NUM_STREAMS": 1,
+            }
+            compiled = OpenVINONetwork(openvino.Core().compile_model(model, "CPU", settings))
+            return compiled if _are_close(compiled(images), expected) else None
+        except Exception:  # of many kinds: an operation that it does not have
+            return None

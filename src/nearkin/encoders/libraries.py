@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import torch
@@ -45,34 +45,28 @@ FLATTENED: Final = ("AlexNet", "SqueezeNet", "VGG")
 """Networks of torchvision without a pooling to one position, or with it in their classifier."""
 
 
-class Deviation(NamedTuple):
-    """An option of an architecture of timm that its authors set otherwise."""
-
-    architectures: re.Pattern[str]
-    option: str
-    value: str
-    what: str
-    """The sentence that is printed: what the authors do, and where they say so."""
-
-
-DEVIATIONS: Final = (
-    Deviation(
+DEVIATIONS: Final = {
+    "global_pool": (
         re.compile(r"vit_\w+_dinov3(_qkvb)?"),
-        "global_pool",
         "token",
         "class token, as DINOv3 is evaluated (arXiv:2508.10104, section 6.1); timm averages",
     ),
-    Deviation(
+    "act_layer": (
         re.compile(r"vit_\w+_siglip_\d+"),
-        "act_layer",
         "gelu_tanh",
         "GELU by tanh, as SigLIP was trained (flax.linen.gelu); timm has the exact one",
     ),
-)
+}
+"""Options of timm that authors set otherwise: of which architectures, to what, and where they say
+so, which is printed."""
 OWN_STATISTICS: Final = re.compile(r"clip|siglip|eva|_pe_|aimv2|beit")
 """Families of timm whose images are always normalized alike, and mostly not by ImageNet's mean."""
 QUICK_GELU: Final = "QuickGELU"
 """In timm's notes on weights that were trained with x sigmoid(1.702 x) in the place of GELU."""
+DIFFERENCES: Final = re.compile(
+    r"(Missing|Unexpected) key\(s\) in state_dict: (.*?)\.\s*(?=\s(?:Missing|Unexpected|size)|$)"
+)
+"""What torch says of names that do not fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +77,21 @@ class Pretrained:
     preprocessing: Preprocessing
     details: dict[str, Any]
     """What an encoder's file keeps: `backbone`, how to build it again; pooling, origin, notes."""
+    differing: str = ""  # Which weights are missing or left over
 
 
 def described(
-    body: nn.Module, name: str, view: Preprocessing, source: Mapping[str, str], **remarks: Any
+    body: nn.Module,
+    name: str,
+    view: Preprocessing,
+    source: Mapping[str, str],
+    differing: str,
+    **remarks: Any,
 ) -> Pretrained:
     """Return a network of a library with what is kept of it; empty remarks are left out."""
     details: dict[str, Any] = {"backbone": name, "pooling": pooling(body), "origin": dict(source)}
-    return Pretrained(body, view, details | {key: text for key, text in remarks.items() if text})
+    details |= {key: text for key, text in remarks.items() if text}
+    return Pretrained(body, view, details, differing)
 
 
 def pooling(body: nn.Module) -> str:
@@ -186,14 +187,14 @@ def as_authors(name: str, config: Any = None) -> tuple[str, list[str]]:
             notes.append(f"{QUICK_GELU}, as these weights were trained: {variant}")
             parts = parts._replace(bare=variant)
     options, query = query_options(parts.query), parts.query
-    for deviation in DEVIATIONS:
-        if deviation.architectures.fullmatch(parts.bare) and deviation.option not in options:
-            query += f"{'&' if query else ''}{deviation.option}={deviation.value}"
-            notes.append(deviation.what)
+    for option, (architectures, value, what) in DEVIATIONS.items():
+        if architectures.fullmatch(parts.bare) and option not in options:
+            query += f"{'&' if query else ''}{option}={value}"
+            notes.append(what)
     return str(parts._replace(query=query)), notes
 
 
-def load_timm(name: str, image_size: int | None, *, allow_partial: bool, label: str) -> Pretrained:
+def load_timm(name: str, image_size: int | None, label: str) -> Pretrained:
     """Load `timm:NAME` or `timm:NAME.TAG`; `label` is what the user calls it, for messages."""
     config = timm_weights(name)
     name, notes = as_authors(name, config)
@@ -204,18 +205,16 @@ def load_timm(name: str, image_size: int | None, *, allow_partial: bool, label: 
     if config.hf_hub_id:
         where = f"https://huggingface.co/{config.hf_hub_id}"
         file = hub_file(label, config.hf_hub_id, config.hf_hub_filename)
-        overlay: dict[str, Any] = {"file": str(file), "custom_load": False}
     else:
         where = str(config.url)
         file = torch_file(label, where)
-        overlay = {"file": str(file)}  # or timm would read it without verifying it
-    body = _read(name, size, overlay, config.num_classes, where, strict=not allow_partial)
-    return described(body, name, view, origin(where, config.license, file), notes=notes)
+    overlay = {"file": str(file), "custom_load": False}  # or timm would not take the verified one
+    remedy = f"remove them where they are kept, so that {where} is downloaded again"
+    body, differing = timm_body(name, size, overlay, config.num_classes, remedy)
+    return described(body, name, view, origin(where, config.license, file), differing, notes=notes)
 
 
-def load_timm_folder(
-    path: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
-) -> Pretrained:
+def load_timm_folder(path: Path, config: Mapping[str, Any], image_size: int | None) -> Pretrained:
     """Load a folder that timm has written, with what its config.json holds."""
     remedy, file = "give a folder that timm has written", weights_file(path)
     with usable(path / "config.json", remedy):
@@ -227,13 +226,15 @@ def load_timm_folder(
         classes = int(values["num_classes"])
         view = timm_view(values, size)
     overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
-    body = _read(name, size, overlay, classes, str(path), strict=not allow_partial)
+    remedy = "get them again from where they came from"
+    body, differing = timm_body(name, size, overlay, classes, remedy)
     named = folder_license(path)
     license_ = stored.get("license") if named == NOT_STATED else named
     source = origin(str(path.resolve()), license_, file)
     # What a folder describes may have been trained on in that way, so it is not changed.
     notes = [f"as the folder says; its authors: {note}" for note in as_authors(name)[1]]
-    return described(body, name, view, source, notes=[*notes, *(stored.get("notes") or ())])
+    notes += stored.get("notes") or ()
+    return described(body, name, view, source, differing, notes=notes)
 
 
 def _architecture_of(config: Mapping[str, Any]) -> str:
@@ -265,46 +266,49 @@ def _weights_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def timm_body(
-    name: str, size: int, overlay: Mapping[str, Any], num_classes: int, *, strict: bool
-) -> nn.Module:
-    """Return a network with its weights, by timm's own loading, without its classifier.
+    name: str, size: int, overlay: Mapping[str, Any], num_classes: int = 0, remedy: str = ""
+) -> tuple[nn.Module, str]:
+    """Return a network with weights, by timm's own loading, and which are missing or left over.
 
-    `overlay` holds values of timm's configuration, such as where it takes the weights from;
-    `num_classes` is of the classifier in them, 0 if they have none. If `strict`, weights may
-    neither be missing nor left over.
+    timm converts other names, and position embeddings of other sizes. `overlay` holds values of
+    its configuration: where it takes the weights from, or the weights as `state_dict`;
+    `num_classes` is of the classifier in them, 0 if they have none, which is taken off.
+
+    Raises:
+        UsageError: If they are of another architecture.
+        CheckpointError: If they cannot be read; `remedy` says what to do then.
     """
-    # timm is strict if the classifier is that of the weights, which is taken off afterwards, and
-    # not strict if it is not. Not all of its architectures take an option for that.
-    built = num_classes if strict else 0
-    values = {**overlay, "num_classes": num_classes if strict else -1, "label_offset": 0}
-    with to_stderr():
-        body: Any = native(
-            name, size, pretrained=True, pretrained_cfg_overlay=values, num_classes=built
-        )
-    if built:
-        body.reset_classifier(0)
-    network: nn.Module = body
-    return network
 
+    def build(classes: int, of_weights: int) -> Any:
+        values = {**overlay, "num_classes": of_weights, "label_offset": 0}
+        with to_stderr():
+            body: Any = native(
+                name, size, pretrained=True, pretrained_cfg_overlay=values, num_classes=classes
+            )
+        body.pretrained_cfg.pop("state_dict", None)  # or it would keep its weights twice
+        if classes:
+            body.reset_classifier(0)
+        return body
 
-def _read(
-    name: str, size: int, overlay: Mapping[str, Any], num_classes: int, where: str, *, strict: bool
-) -> nn.Module:
-    """Return `timm_body`; what timm says of weights that it cannot use becomes one line."""
     try:
-        return timm_body(name, size, overlay, num_classes, strict=strict)
+        # timm is strict if the classifier is that of the weights, and not strict if it is not.
+        # Not all of its architectures take an option for that.
+        return build(num_classes, num_classes), ""
     except NearkinError:
         raise
     except Exception as error:  # of many kinds, by timm's version
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if "state_dict" in reason or "size mismatch" in reason:
-            raise UsageError(f"the weights of {where} do not fit {name}: {reason}") from error
-        remedy = "get them again from where they came from"
-        if "://" in where:
-            remedy = f"remove them where they are kept, so that {where} is downloaded again"
-        raise CheckpointError(
-            f"the weights of {name} cannot be read ({reason}); {remedy}"
-        ) from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        found = [] if "size mismatch" in text else DIFFERENCES.findall(text)
+        said = ("state_dict" in text, "size mismatch" in text, "state_dict" in overlay)
+        if not found and any(said):
+            raise UsageError(f"the weights do not fit {name}: {text[:300]}") from error
+        if not found:
+            raise CheckpointError(
+                f"the weights of {name} cannot be read ({text[:300]}); {remedy}"
+            ) from error
+    names = {kind: re.findall(r'"([^"]+)"', listed) for kind, listed in found}
+    differing = differences(names.get("Missing", []), names.get("Unexpected", []))
+    return build(0, -1), differing
 
 
 # ---------------------------------------------------------------- torchvision

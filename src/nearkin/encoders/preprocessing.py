@@ -17,7 +17,7 @@ from nearkin.data.channels import Channels, named
 from nearkin.data.decode import CENTER, Pixels, PixelType, Planes, as_image, center
 from nearkin.data.images import Images
 from nearkin.data.notes import Note
-from nearkin.data.views import MEAN, STD, input_statistics, normalize
+from nearkin.data.views import MEAN, STD, normalize
 from nearkin.errors import DataError
 from nearkin.pace import count
 
@@ -98,11 +98,6 @@ class Preprocessing:
         """Plain values, for JSON."""
         values = asdict(self)
         return values if self.low else {k: v for k, v in values.items() if k not in RANGE}
-
-    @property
-    def standard(self) -> bool:
-        """Whether mean and deviation are those of `nearkin.data.views.normalize`."""
-        return (self.mean, self.std) == input_statistics(len(self.mean))
 
     @property
     def channels(self) -> Channels | None:

@@ -1,14 +1,13 @@
 """The projector of a trained encoder, in a file beside it: features become the embedding."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from typing_extensions import override
 
 from nearkin.encoders.encoder import AGAIN, Encoder, read_tensors, write_tensors
 from nearkin.errors import UsageError
@@ -26,18 +25,8 @@ LAYERS: Final[Mapping[str, type[nn.Module]]] = {
 """Layers that a file can name."""
 
 
-class Projected(nn.Module):
+class Projected(nn.Sequential):
     """A backbone and the projector on top of it: a network from images to embeddings."""
-
-    def __init__(self, backbone: Backbone, projector: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.projector = projector
-
-    @override
-    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch dim"]:
-        embedding: Tensor = self.projector(self.backbone(images))
-        return embedding
 
 
 def write_projector(path: Path, projector: nn.Module, encoder: Encoder) -> None:
@@ -75,7 +64,8 @@ def embedding_encoder(encoder: Encoder, path: Path) -> Encoder:
         projector.load_state_dict(state, assign=True)
     if note["encoder"] != encoder.digest:
         raise UsageError(f"{path} is of another encoder than that beside it; {AGAIN}")
-    body = Projected(Backbone(encoder.backbone.body, encoder.num_features), projector)
+    backbone = Backbone(encoder.backbone.body, encoder.num_features)
+    body = Projected(OrderedDict(backbone=backbone, projector=projector))
     network = as_backbone(body, encoder.image_size, name=encoder.backbone.name)
     return Encoder(network, encoder.preprocessing, encoder.details)
 

@@ -104,41 +104,53 @@ def load(source: str, *, image_size: int | None = None, allow_partial: bool = Fa
             this computer and cannot be downloaded.
         CheckpointError: If a file is damaged, or holds more than tensors.
     """
-    source, path = _canonical(source), Path(source.removeprefix(LOCAL_DIR))
+    loaded = _loaded(_canonical(source), image_size)
+    if not loaded.differing:
+        return loaded
+    if not allow_partial:
+        raise UsageError(
+            f"the weights of {source} do not fit {loaded.details['backbone']}: "
+            f"{loaded.differing}; give the right ones, or --allow-partial"
+        )
+    loaded.details["weights"] = [*loaded.details.get("weights", ()), loaded.differing]
+    return loaded
+
+
+def _loaded(source: str, image_size: int | None) -> Pretrained:
+    path = Path(source.removeprefix(LOCAL_DIR))
     if source.startswith(LOCAL_DIR) or path.is_dir():
-        return _of_folder(path, image_size, allow_partial=allow_partial)
+        return _of_folder(path, image_size)
     if repository := "" if path.is_file() else hub_repository(source):
-        loaded = _of_folder(_fetched(source, repository), image_size, allow_partial=allow_partial)
-        return _from_address(loaded, f"https://huggingface.co/{repository}")
+        loaded = _of_folder(_fetched(source, repository), image_size)
+        loaded.details["origin"]["source"] = f"https://huggingface.co/{repository}"
+        return loaded
     named, at, file = ("", "@", source) if path.is_file() else source.partition("@")
     if at and not file:
         raise UsageError(f"{source} names no file; give ARCHITECTURE@FILE")
     if not at and not is_name(source):
         raise unknown(source)
     if named not in DINOV2:
-        return _of_library(named, file, image_size, source, allow_partial=allow_partial)
-    size, name = image_size or SIZE, DINOV2[named]
-    loaded = _of_library(name, file, size, source, allow_partial=allow_partial)
+        return _of_library(named, file, image_size, source)
+    size = image_size or SIZE
+    loaded = _of_library(DINOV2[named], file, size, source)
     view = replace(loaded.preprocessing, resize_to=size * RESIZE // SIZE)
     return replace(loaded, preprocessing=view)
 
 
-def _of_library(
-    name: str, file: str, size: int | None, label: str, *, allow_partial: bool
-) -> Pretrained:
+def _of_library(name: str, file: str, size: int | None, label: str) -> Pretrained:
     """Load an architecture with the weights of a file, or with those of its library."""
     if file:
-        return load_file(name, Path(file), size, allow_partial=allow_partial)
+        return load_file(name, Path(file), size)
     if name.startswith("timm:"):
-        return load_timm(name, size, allow_partial=allow_partial, label=label)
+        return load_timm(name, size, label)
     weights = torchvision_weights(name)
     if size:
         check_size(name, size)
     # Not by torchvision's own reading, which unpickles anything.
     tagged = str(architecture(name)._replace(tag=weights.name))
-    kept = torch_file(name, weights.url)
-    loaded = load_file(tagged, kept, size, allow_partial=allow_partial)
-    return _from_address(loaded, weights.url)
+    loaded = load_file(tagged, torch_file(name, weights.url), size)
+    loaded.details["origin"]["source"] = weights.url  # not its place in the cache
+    return loaded
 
 
 def _fetched(source: str, repository: str) -> Path:
@@ -151,16 +163,10 @@ def _fetched(source: str, repository: str) -> Path:
         raise UsageError(f"{source} is no path here, and on Hugging Face {error}") from error
 
 
-def _from_address(loaded: Pretrained, address: str) -> Pretrained:
-    """Name the address that a file was downloaded from, not its place in a cache."""
-    loaded.details["origin"]["source"] = address
-    return loaded
-
-
-def _of_folder(path: Path, image_size: int | None, *, allow_partial: bool) -> Pretrained:
+def _of_folder(path: Path, image_size: int | None) -> Pretrained:
     """Load a folder of the Hugging Face layout, of timm or transformers."""
     if not is_folder(path):
         raise UsageError(f"{path} is no folder with a config.json and weights")
     config = read_config(path)
     load_folder = load_timm_folder if "architecture" in config else load_transformers
-    return load_folder(path, config, image_size, allow_partial=allow_partial)
+    return load_folder(path, config, image_size)

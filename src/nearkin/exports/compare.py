@@ -1,8 +1,7 @@
 """What was written, read back by its library and compared on images with the encoder it is of."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from nearkin.data.images import Images
 from nearkin.data.rng import seeded
 from nearkin.distributed import available_cpus
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import images_at_once
+from nearkin.encoders.inference import TOLERANCE, images_at_once, neighbors_kept
 from nearkin.errors import CheckpointError, DataError
 from nearkin.exports.graphs import PixelNetwork, Run
 from nearkin.exports.native import Native
@@ -24,9 +23,7 @@ from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.networks.input_size import patch_size
 from nearkin.objectives import unit
 
-TOLERANCE: Final = 1e-4  # Of a graph: largest difference of a feature, of the largest feature
 AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is the same
-TIE: Final = 1e-6  # Cosines that differ by less are those of one and the same neighbor
 MOST_CHECKED, FEWEST_CHECKED = 1000, 64  # Images that outputs are compared on, by their size
 SAME: Final = 0.99
 """Least cosine of features by a library's own preprocessing, where nearkin's is that library's:
@@ -35,18 +32,12 @@ ALIKE: Final = 0.98  # The same for nearkin's own crop, which libraries do not h
 TRANSFORMED: Final = 16  # Images that also take a library's own way from file to features
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
+class Sample(NamedTuple):
     """Images that outputs are compared on."""
 
     pixels: Shaped[Tensor, "images _ size size"]
     images: Images | None  # The same, as files; None where they are noise
     what: str  # What they are, in words
-
-    def parts(self) -> list[Tensor]:
-        """Return them in batches: one of a single image, and larger ones."""
-        size = images_at_once(self.pixels.shape[-1], torch.device("cpu"))
-        return [self.pixels[:1], *self.pixels[1:].split(size)]
 
 
 def sample_of(encoder: Encoder, images: Images, whose: str) -> Sample:
@@ -74,18 +65,75 @@ def noise(encoder: Encoder) -> Sample:
     return Sample(pixels, None, f"{FEWEST_CHECKED} images of noise")
 
 
-def compare_native(written: Native, encoder: Encoder, sample: Sample) -> list[str]:
+def compare_native(written: Native, network: PixelNetwork, sample: Sample) -> list[str]:
     """Refuse what a library has read where a bit of a feature differs; return lines on it."""
-    with torch.inference_mode():
-        for part in sample.parts():
-            images = encoder.preprocessing.to_input(part)
-            own = encoder(images)
-            theirs = written.network(images).flatten(1)
-            if not torch.equal(own, theirs):
-                _refuse(written.library, "features", _difference(own, theirs))
-    what = f"{encoder.num_features} features of {sample.what}"
-    line = f"{what}: equal, bit by bit, by {written.library}"
-    return [line, *_compare_transform(written, encoder, sample)]
+    view = network.encoder.preprocessing
+
+    def run(images: Tensor) -> Tensor:
+        features: Tensor = written.network(view.to_input(images))
+        return features.flatten(1)
+
+    lines = compare_graph(run, written.library, network, sample, tolerance=0.0)
+    return lines + _compare_transform(written, network.encoder, sample)
+
+
+def compare_graph(
+    run: Run,
+    program: str,
+    network: PixelNetwork,
+    sample: Sample,
+    *,
+    tolerance: float = TOLERANCE,
+    any_size: bool = False,
+) -> list[str]:
+    """Refuse what was written if a program computes something else by it; return lines on it.
+
+    Of a graph for images of `any_size`, those of another size are compared, too.
+    """
+    own_side, pixels = network.encoder.image_size, sample.pixels
+    size = images_at_once(own_side, torch.device("cpu"))
+    batches = {own_side: [pixels[:1], *pixels[1:].split(size)]}
+    if any_size:  # a larger one that the patches divide
+        patch = patch_size(network.encoder.backbone.body)
+        side = own_side + patch * math.ceil(32 / patch)
+        larger = F.interpolate(pixels[:FEWEST_CHECKED].float(), (side, side))
+        batches[side] = [larger.to(pixels.dtype)]
+    lines = []
+    for side, parts in batches.items():
+        with torch.inference_mode():
+            own = torch.cat([network(part) for part in parts])
+            theirs = torch.cat([run(part) for part in parts])
+        same = _same(own, theirs, program, network.output, tolerance)
+        sizes = [len(part) for part in parts]
+        lines.append(
+            f"{network.output} of {sample.what}, {side} px, batches of {min(sizes)} to "
+            f"{max(sizes)}: {same}, by {program}"
+        )
+    return lines
+
+
+def _same(own: Tensor, theirs: Tensor, program: str, output: str, tolerance: float) -> str:
+    """Refuse what rounding does not explain; return what differs, in words.
+
+    torch computes the attention of some networks by other kernels than a program's.
+    """
+    if torch.equal(own, theirs):
+        return "equal, bit by bit"
+    difference, share, what = math.nan, 0.0, "nearest neighbor"
+    if own.shape == theirs.shape:
+        difference = float((own - theirs).abs().max() / own.abs().max())
+        share = neighbors_kept(own, theirs)
+    if output != "features":
+        share, what = (own.argmax(1) == theirs.argmax(1)).float().mean().item(), "class"
+    if not (difference <= tolerance and share >= AGREEMENT):  # not a number: refused
+        raise CheckpointError(
+            f"{program} computes other {output} from what was written, by {difference:.1e} of the "
+            "largest; nothing was kept. Give another --format, and report it"
+        )
+    return (
+        f"largest difference {difference:.1e} of the largest value (at most {tolerance:g}), the "
+        f"same {what} for {share:.1%}"
+    )
 
 
 def _compare_transform(written: Native, encoder: Encoder, sample: Sample) -> list[str]:
@@ -100,86 +148,12 @@ def _compare_transform(written: Native, encoder: Encoder, sample: Sample) -> lis
         theirs = written.network(torch.stack([written.transform(image) for image in decoded]))
         own = encoder(encoder.preprocessing.to_input(sample.pixels[rows]))
         cosine = float((unit(own) * unit(theirs.flatten(1))).sum(1).min())
-    what = "from image to features by its own preprocessing"
     if encoder.preprocessing.crop != "box" and cosine < SAME:
         raise CheckpointError(
             f"{written.library} prepares images otherwise than nearkin: a cosine of {cosine:.4f}, "
             f"where {SAME} is asked; nothing was kept. Give another --format, and report it"
         )
-    line = f"{what}: cosine at least {cosine:.4f}"
+    line = f"from image to features by its own preprocessing: cosine at least {cosine:.4f}"
     if cosine >= ALIKE:
         return [line]
     return [f"warning: {line}; it crops otherwise than nearkin: use images of one proportion"]
-
-
-def compare_graph(
-    run: Run, program: str, network: PixelNetwork, sample: Sample, *, any_size: bool
-) -> list[str]:
-    """Refuse a graph by which a program computes something else; return lines on it.
-
-    Of a graph for images of `any_size`, those of another size are compared, too.
-    """
-    batches = {network.encoder.image_size: sample.parts()}
-    if any_size:
-        side = _other_size(network.encoder)
-        larger = F.interpolate(sample.pixels[:FEWEST_CHECKED].float(), (side, side))
-        batches[side] = [larger.to(sample.pixels.dtype)]
-    lines = []
-    for side, parts in batches.items():
-        with torch.inference_mode():
-            own = torch.cat([network(part) for part in parts])
-            theirs = torch.cat([run(part) for part in parts])
-        sizes = [len(part) for part in parts]
-        lines.append(
-            f"{network.output} of {sample.what}, {side} px, batches of {min(sizes)} to "
-            f"{max(sizes)}: {_within(own, theirs, program, network.output)}, by {program}"
-        )
-    return lines
-
-
-def _other_size(encoder: Encoder) -> int:
-    """Return a larger side in pixels that an encoder's patches divide."""
-    patch = patch_size(encoder.backbone.body)
-    return encoder.image_size + patch * math.ceil(32 / patch)
-
-
-def _within(own: Tensor, theirs: Tensor, program: str, output: str) -> str:
-    """Refuse what rounding does not explain; return what differs, in words.
-
-    torch computes the attention of some networks by other kernels than a program's.
-    """
-    if torch.equal(own, theirs):
-        return "equal, bit by bit"
-    difference = _difference(own, theirs)
-    if output == "features":
-        same, what = _same_neighbors(own, theirs), "nearest neighbor"
-    else:
-        same, what = (own.argmax(1) == theirs.argmax(1)).float().mean().item(), "class"
-    if not (difference <= TOLERANCE and same >= AGREEMENT):  # not a number: refused
-        _refuse(program, output, difference)
-    return (
-        f"largest difference {difference:.1e} of the largest value (at most {TOLERANCE:g}), the "
-        f"same {what} for {same:.1%}"
-    )
-
-
-def _difference(own: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference of two outputs, as a share of the largest of the first."""
-    if own.shape != theirs.shape:
-        return float("nan")
-    return float((own - theirs).abs().max() / own.abs().max())
-
-
-def _same_neighbors(own: Tensor, theirs: Tensor) -> float:
-    """Return the share of images whose nearest neighbor, or one as near, is the same."""
-    similarity, others = (unit(of) @ unit(of).T for of in (own, theirs))
-    nearest = others.fill_diagonal_(-2).argmax(1, keepdim=True)
-    best = similarity.fill_diagonal_(-2).max(1, keepdim=True).values
-    return float((similarity.gather(1, nearest) >= best - TIE).float().mean())
-
-
-def _refuse(program: str, output: str, difference: float) -> NoReturn:
-    raise CheckpointError(
-        f"{program} computes other {output} from what was written, by {difference:.1e} of the "
-        "largest; nothing was kept. Give another --format, and report it"
-    )

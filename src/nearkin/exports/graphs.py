@@ -41,29 +41,19 @@ class PixelNetwork(nn.Module):
     def __init__(self, encoder: Encoder, classifier: Classifier | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.top = Probabilities(classifier) if classifier else nn.Identity()
         self.output = "probabilities" if classifier else "features"
+        self.layer = classifier.layer if classifier else None
+        self.heads = classifier.heads if classifier else None
+        calibration = classifier.calibration if classifier else None
+        self.temperature = calibration.temperature if calibration else 1.0
         self.eval().requires_grad_(False)
 
     @override
     def forward(self, images: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _"]:
-        outputs: Tensor = self.top(self.encoder(self.encoder.preprocessing.to_input(images)))
-        return outputs
-
-
-class Probabilities(nn.Module):
-    """From an encoder's features to the calibrated probabilities of a classifier's classes."""
-
-    def __init__(self, classifier: Classifier) -> None:
-        super().__init__()
-        self.layer = classifier.layer
-        self.heads = classifier.heads
-        self.temperature = classifier.calibration.temperature if classifier.calibration else 1.0
-
-    @override
-    def forward(self, features: Float[Tensor, "batch _"]) -> Float[Tensor, "batch classes"]:
-        top = apply_layer(self.layer, features)
-        probability = class_probability(self.heads, top)
+        features: Tensor = self.encoder(self.encoder.preprocessing.to_input(images))
+        if self.layer is None or self.heads is None:
+            return features
+        probability = class_probability(self.heads, apply_layer(self.layer, features))
         power = probability ** (1 / self.temperature)  # as `Calibration.apply`
         return (power / power.sum(dim=1, keepdim=True)).float()
 

@@ -82,7 +82,8 @@ class Card:
         """Write the card, the preprocessing and the settings of the run into a folder."""
         from huggingface_hub import ModelCard
 
-        view = json.dumps(self.encoder.preprocessing.to_dict(), indent=2) + "\n"
+        description = self.description()
+        view = json.dumps(description["preprocessing"], indent=2) + "\n"
         replace_text(folder / PREPROCESSING, view)
         data, columns = "", dict[str, dict[str, Metric]]()
         if self.folder:
@@ -91,13 +92,8 @@ class Card:
             replace_text(folder / SETTINGS, to_toml(_public(config), data))
         text = TEMPLATES.get_template("card.md").render(
             **vars(self),
-            outputs=self._outputs,
             checks=checks,
-            details=self.encoder.details,
-            backbone=without_paths(str(self.encoder.details["backbone"])),
-            view=self.encoder.preprocessing,
-            digest=self.encoder.digest,
-            kind=self.folder.kind if self.folder else "",
+            description=description,
             data=data,
             noted=self._noted(),
             versions=versions(),
@@ -113,24 +109,20 @@ class Card:
             small=SMALL_IMAGE,
             **self._loading(),
         )
-        ModelCard(f"---\n{self._metadata(data, columns)}\n---\n\n{text}\n").save(folder / CARD)
-
-    @property
-    def _outputs(self) -> str:
-        if self.classes:
-            return f"the probabilities of {len(self.classes)} classes"
-        return f"{self.encoder.num_features} features"
+        metadata = self._metadata(description["license"], data, columns)
+        ModelCard(f"---\n{metadata}\n---\n\n{text}\n").save(folder / CARD)
 
     @property
     def _origin(self) -> Mapping[str, str]:
         origin: Mapping[str, str] = self.encoder.details.get("origin", {})
         return origin
 
-    def _metadata(self, data: str, columns: Mapping[str, Mapping[str, Metric]]) -> str:
+    def _metadata(
+        self, license_: str, data: str, columns: Mapping[str, Mapping[str, Metric]]
+    ) -> str:
         """Return what the hub of Hugging Face reads, as YAML: the metrics of the export itself."""
         from huggingface_hub import EvalResult, ModelCardData
 
-        license_ = self.license or self._origin.get("license", NOT_STATED)
         task = "image-classification" if self.classes else "image-feature-extraction"
         name = printable(data)
         own = next(iter(columns.values()), {})

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from nearkin.choices import GraphFormat, NativeFormat
@@ -22,7 +23,7 @@ from nearkin.encoders import folders
 from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights
 from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import NOT_STATED, to_stderr
-from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.encoders.preprocessing import RESAMPLING, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import names_code
 from nearkin.networks.backbone import (
@@ -36,13 +37,9 @@ from nearkin.networks.backbone import (
     torchvision_names,
 )
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 WEIGHTS: Final = "model.safetensors"
 CONFIG: Final = "config.json"
-PATCHES_OF_ITS_OWN: Final = "siglip2_vision_model"  # takes patches, not images
-RESAMPLING: Final = {name: number for number, name in folders.INTERPOLATIONS.items()}
+Options = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +49,7 @@ class Native:
     network: nn.Module
     """From images, normalized by their own mean and deviation, to features."""
     library: str  # Its name and version
-    transform: "Callable[[Image.Image], Tensor] | None" = None
+    transform: Callable[[Image.Image], Tensor] | None = None
     """The library's own preprocessing by these files, if it has one."""
 
 
@@ -68,7 +65,7 @@ def write_native(format: NativeFormat, path: Path, encoder: Encoder) -> Native:
     """
     try:
         with torch.random.fork_rng(devices=[]):
-            written = WRITERS[format](path, encoder)
+            written = WRITERS[format](path, encoder, *_fitting(encoder, format))
     except Unfit as error:
         others = ", ".join([*holding(encoder), *get_args(GraphFormat)])
         raise UsageError(
@@ -84,42 +81,52 @@ def holding(encoder: Encoder) -> list[NativeFormat]:
     formats: list[NativeFormat] = []
     for format in get_args(NativeFormat):
         with suppress(Unfit), torch.random.fork_rng(devices=[]):
-            if format != "huggingface":
-                architecture(encoder, format)
-            else:
-                _check_transformers(encoder)
+            _fitting(encoder, format)
             formats.append(format)
     return formats
+
+
+def _fitting(encoder: Encoder, format: NativeFormat) -> tuple[str, Options]:
+    """Return the name and the options by which a library builds a network; or `Unfit`."""
+    if format != "huggingface":
+        return architecture(encoder, format)
+    if encoder.preprocessing.low:
+        raise Unfit("transformers prepares RGB of 8 bits only")
+    body = encoder.backbone.body
+    if isinstance(body, folders.TransformersNetwork):
+        return body.kind, folders.construction(type(body.model), body.pooling)
+    try:
+        return architecture(encoder, "timm")
+    except Unfit as error:
+        raise Unfit(f"transformers takes models of timm and its own, and {error}") from error
 
 
 # ---------------------------------------------------------------- torchvision, timm
 
 
-def _write_torchvision(file: Path, encoder: Encoder) -> Native:
+def _write_torchvision(file: Path, encoder: Encoder, bare: str, options: Options) -> Native:
     import torchvision
 
-    bare, options = architecture(encoder, "torchvision")
     torch.save(encoder.backbone.body.state_dict(), file)
-    network = _torchvision(bare, options)
+    network = _built("torchvision", bare, options)
     network.load_state_dict(torch.load(file, weights_only=True))
     return Native(network, f"torchvision {torchvision.__version__}")
 
 
-def _write_timm(folder: Path, encoder: Encoder) -> Native:
+def _write_timm(folder: Path, encoder: Encoder, bare: str, options: Options) -> Native:
     import timm
     from timm.data import create_transform, resolve_model_data_config
 
-    _write_timm_files(folder, encoder)
+    _write_timm_files(folder, encoder, bare, options)
     with to_stderr():
         network = timm.create_model(f"local-dir:{folder}", pretrained=True)
     transform = create_transform(**resolve_model_data_config(network), is_training=False)
     return Native(network, f"timm {timm.__version__}", transform)
 
 
-def _write_timm_files(folder: Path, encoder: Encoder) -> None:
+def _write_timm_files(folder: Path, encoder: Encoder, bare: str, options: Options) -> None:
     from safetensors.torch import save_file
 
-    bare, options = architecture(encoder, "timm")
     body = encoder.backbone.body
     pooling = getattr(body, "global_pool", None)
     config = {
@@ -173,9 +180,7 @@ def _crop_share(view: Preprocessing) -> float:
     return size / (view.resize_to + (0.0 if back.resize_to == view.resize_to else 0.5))
 
 
-def architecture(
-    encoder: Encoder, library: Literal["timm", "torchvision"]
-) -> tuple[str, dict[str, Any]]:
+def architecture(encoder: Encoder, library: Literal["timm", "torchvision"]) -> tuple[str, Options]:
     """Return the name and the options by which a library builds an encoder's network.
 
     Raises:
@@ -194,8 +199,7 @@ def architecture(
     elif bare.startswith("vit_"):
         options["image_size"] = encoder.image_size
     try:
-        fresh = _timm(bare, options) if library == "timm" else _torchvision(bare, options)
-        fresh.load_state_dict(body.state_dict())
+        _built(library, bare, options).load_state_dict(body.state_dict())
     except (TypeError, RuntimeError, ValueError, AssertionError) as error:
         raise Unfit(f"{library} builds another one: {reason(error)}") from error
     return bare, options
@@ -243,7 +247,9 @@ def _patch_options(body: Any, image_size: int, *, named: bool) -> dict[str, Any]
     return options
 
 
-def _timm(bare: str, options: Mapping[str, Any]) -> nn.Module:
+def _built(library: str, bare: str, options: Options) -> nn.Module:
+    if library == "torchvision":
+        return native(f"torchvision:{bare}", **{"image_size": 0, **options})
     import timm
 
     with to_stderr():
@@ -251,52 +257,33 @@ def _timm(bare: str, options: Mapping[str, Any]) -> nn.Module:
     return network
 
 
-def _torchvision(bare: str, options: Mapping[str, Any]) -> nn.Module:
-    return native(f"torchvision:{bare}", **{"image_size": 0, **options})
-
-
 # ---------------------------------------------------------------- transformers
 
 
-def _check_transformers(encoder: Encoder) -> None:
-    """Refuse what transformers can neither build nor wrap."""
-    if encoder.preprocessing.low:
-        raise Unfit("transformers prepares RGB of 8 bits only")
-    body = encoder.backbone.body
-    if not isinstance(body, folders.TransformersNetwork):
-        try:
-            architecture(encoder, "timm")
-        except Unfit as error:
-            raise Unfit(f"transformers takes models of timm and its own, and {error}") from error
-    elif body.kind == PATCHES_OF_ITS_OWN:
-        raise Unfit("it takes patches in place of images, and its files would not say which")
-
-
-def _write_huggingface(folder: Path, encoder: Encoder) -> Native:
+def _write_huggingface(folder: Path, encoder: Encoder, name: str, options: Options) -> Native:
     folders.require_transformers()
-    _check_transformers(encoder)
     import transformers
     from transformers import AutoImageProcessor, AutoModel
 
     body: Any = encoder.backbone.body
     with folders.quiet(), to_stderr():
         if isinstance(body, folders.TransformersNetwork):
-            kind, pooling = body.kind, body.pooling
+            kind, pooling = name, body.pooling
             model: Any = body.model
-            options = folders.construction(type(model), pooling)
             model.save_pretrained(folder)
             _write_json(folder / "preprocessor_config.json", _processor(encoder.preprocessing))
+            read = AutoModel.from_pretrained(folder, **options)
         else:  # which transformers wraps
-            kind, pooling, options = "timm_wrapper", folders.POOLED, {}
-            _write_timm_files(folder, encoder)
-        read = folders.aligned(AutoModel.from_pretrained(folder, **options))
+            kind, pooling = "timm_wrapper", folders.POOLED
+            _write_timm_files(folder, encoder, name, options)
+            read = AutoModel.from_pretrained(folder)
         processor: Any = AutoImageProcessor.from_pretrained(folder)
 
-    def transform(image: "Image.Image") -> Tensor:
+    def transform(image: Image.Image) -> Tensor:
         inputs: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
         return inputs
 
-    network = folders.TransformersNetwork(read, kind, pooling)
+    network = folders.TransformersNetwork(folders.aligned(read), kind, pooling)
     return Native(network, f"transformers {transformers.__version__}", transform)
 
 
@@ -311,7 +298,7 @@ def _processor(view: Preprocessing) -> dict[str, Any]:
         "do_convert_rgb": True,
         "do_resize": True,
         "size": squashed if view.crop == "squash" else {"shortest_edge": resize_to},
-        "resample": RESAMPLING[view.interpolation],
+        "resample": RESAMPLING[view.interpolation].value,
         "do_center_crop": True,
         "crop_size": {"height": view.image_size, "width": view.image_size},
         "do_rescale": True,
@@ -322,7 +309,7 @@ def _processor(view: Preprocessing) -> dict[str, Any]:
     }
 
 
-WRITERS: Final[Mapping[NativeFormat, Callable[[Path, Encoder], Native]]] = {
+WRITERS: Final[Mapping[NativeFormat, Callable[[Path, Encoder, str, Options], Native]]] = {
     "timm": _write_timm,
     "torchvision": _write_torchvision,
     "huggingface": _write_huggingface,
