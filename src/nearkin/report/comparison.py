@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from markupsafe import Markup
 from msgspec.structs import replace
 from typing_extensions import override
 
-from nearkin.errors import UsageError
+from nearkin.encoders.encoder import AGAIN
+from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.column import divided
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import KNN, knn
 from nearkin.evaluation.table import open_table
 from nearkin.evaluation.verdict import differences
@@ -270,8 +273,7 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
         or not all(run.metrics[KNN].compares_with(runs[0].metrics[KNN]) for run in runs)
     ):
         return ()
-    stored = [open_table(run.folder.embeddings).read() for run in runs]
-    tables = [divided(each, each.splits)[0] for each in stored]
+    tables = [_train_and_test(run.folder.embeddings) for run in runs]
     scored = [(test.paths, test.class_names.tolist()) for _, test in tables]
     if any(each != scored[0] for each in scored) or not (tables[0][1].labels != UNLABELED).any():
         return ()
@@ -289,6 +291,14 @@ def _knn_differences(runs: Sequence[FinishedRun]) -> tuple[Difference | None, ..
         return compared["first"][0]
 
     return tuple(map(from_first, range(len(runs))))
+
+
+def _train_and_test(path: Path) -> tuple[Embeddings, Embeddings]:
+    """Return both parts of a run's embeddings, without the table that they are from."""
+    stored = open_table(path).read()
+    if not np.isin(stored.splits, ("train", "test")).any():
+        raise CheckpointError(f"{path} does not say what is held out; {AGAIN}")
+    return divided(stored, stored.splits)[0]
 
 
 def _notes(runs: Sequence[FinishedRun], metrics: Sequence[ComparedMetric]) -> Iterator[str]:

@@ -111,10 +111,11 @@ async function sameClass(i) {
   const members = allRows().filter((j) => j !== i && coloring.values[j] === own);
   if (!members.length) return [];
   const shown = members.sort((a, b) => rank(a) - rank(b)).slice(0, GALLERY);
+  const title = `More of ${className(coloring, own)}`; // before classes may change
   await loaded(shown);
   const all = count(members.length + 1, "image");
   return [
-    make("h4", {}, `More of ${className(coloring, own)}`),
+    make("h4", {}, title),
     note(`${coloring.name}; ${scores ? "highest score first" : "nearest on the map first"}.`),
     gallery(shown),
     buttons(button(`All ${all} in the grid`, () => listClass(coloring, own))),

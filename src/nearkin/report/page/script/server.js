@@ -141,7 +141,11 @@ function updateClasses(answer) {
 function showClasses() {
   const rows = $("classes").querySelector("ul");
   $("classes").hidden = !runClasses.editable;
-  for (const { cluster, name, size } of runClasses.classes.filter(({ kind }) => kind === "novel")) {
+  const novel = runClasses.classes.filter(({ kind }) => kind === "novel");
+  for (const row of [...rows.children]) {
+    if (!novel.some(({ cluster }) => cluster === row.dataset.cluster)) row.remove();
+  }
+  for (const { cluster, name, size } of novel) {
     const same = ({ dataset }) => dataset.cluster === cluster;
     const row = [...rows.children].find(same) ?? rows.appendChild(classRow(cluster));
     const text = row.querySelector("form input");
