@@ -133,6 +133,7 @@ class _AugmentedViews:
         first = self.parts[0][0]
         shape = first.images.num_channels, first.sizes[0], first.sizes[0]
         made = torch.full((len(rows), *shape), 0.5, device=first.device)
+        made = made.contiguous(memory_format=torch.channels_last)  # as views and networks are
         for batches, place in self.parts:
             own = place[rows]
             inside = np.flatnonzero((own >= 0) & ~np.isin(own, list(batches.bad)))

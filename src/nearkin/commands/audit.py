@@ -162,8 +162,9 @@ def _colored(found: Audit, ignored: Values) -> ImageMap | None:
     map_ = image_map(None, sample, images)
     if map_ is None:
         return None
-    own = by_name(found.column.column, ignored[rows], f"{found.column.sentence}.")
-    return replace(map_, colorings=(own, *map_.colorings), total=len(images))
+    own = by_name(found.column.column, ignored[map_.number], f"{found.column.sentence}.")
+    first = (own,) if own.known.any() and len(own.classes) > 1 else ()
+    return replace(map_, colorings=(*first, *map_.colorings), total=len(images))
 
 
 def _sets(data: Any, train: Any, test: Any, split: str) -> Sequence[Any]:
