@@ -105,7 +105,7 @@ AIMS = {
     "evaluation": Aim(EVALUATE, "nearkin.evaluation.evaluate._measured", "before", often=False),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
     "half a teacher": Aim(f"{TEACHER}.write_encoder", "pathlib.Path.open", "half", often=False),
-    "half of its features": Aim(f"{TEACHER}.CachedTeacher.write", "pathlib.Path.open", "half"),
+    "half of its features": Aim(f"{TEACHER}.write_sealed", "pathlib.Path.open", "half"),
     "all of its features": Aim(f"{TEACHER}.compute", f"{TEACHER}.compute", "after", often=False),
 }
 """Half of all kills; the others come at random."""
