@@ -131,6 +131,22 @@ def test_timm_in_a_folder_has_any_number_of_classes(folder, tmp_path):
         assert_equal_features(load(path), folder, of_timm(saved, folder), tmp_path)
 
 
+def test_a_classifier_of_another_width_than_a_timm_folder_says_is_left_over(folder, tmp_path):
+    torch.manual_seed(0)
+    arguments = {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]}
+    saved = varied(timm.create_model("resnet10t", num_classes=7, **arguments))
+    save_for_hf(saved, tmp_path / "model", model_args=arguments, safe_serialization=True)
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    config["model_args"].pop("num_classes")
+    config["num_classes"] = 1000
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"fc\.weight"):
+        load(tmp_path / "model")
+    encoder = load(tmp_path / "model", allow_partial=True)
+    saved.reset_classifier(0)
+    assert_equal_features(encoder, folder, of_timm(saved, folder), tmp_path)
+
+
 def saved_torchvision(name, folder, state, monkeypatch):
     """Keep these weights as torch keeps a download: the name begins the SHA-256 of the content."""
     kept = folder / "torch" / "hub" / "checkpoints"

@@ -1,6 +1,8 @@
 """Batch norm over groups: what as many plain ones would do apart, on any number of processes."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -9,9 +11,18 @@ from torch import nn
 
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
-from nearkin.networks.batch_norm import GroupedBatchNorm, normalize_in_groups
+from nearkin.networks.batch_norm import GroupedBatchNorm, Moments, normalize_in_groups
 
 BATCH = 24
+
+
+def test_moments_that_nobody_asks_gradients_of_are_freed_with_their_input():
+    x = torch.randn(4, 3, requires_grad=True) * 2
+    freed = weakref.ref(x)
+    moments = Moments.apply(x)
+    del x, moments
+    gc.collect()
+    assert freed() is None
 
 
 def network(affine=True):

@@ -28,6 +28,12 @@ def test_networks_by_name_give_the_features_they_say():
         assert backbone(torch.zeros(2, 3, size, size)).shape == (2, features)
 
 
+def test_an_option_of_no_layer_is_refused():
+    for sizes in ((), (8,)):
+        with pytest.raises(TypeError, match="nrom"):
+            Branch(build_backbone("tiny", 16), *sizes, nrom=False)
+
+
 def test_small_images_are_not_shrunk_by_the_stem():
     for name in ("resnet18", "timm/resnet18"):
         small, large = (build_backbone(name, size).body for size in (32, 64))

@@ -218,9 +218,12 @@ def broadcast_bytes(content: bytes) -> bytes:
     """Return the content of rank 0; that of the others is ignored."""
     if world_size() == 1:
         return content
-    contents = [content]
-    dist.broadcast_object_list(contents, src=0)
-    return contents[0]
+    size = torch.tensor(len(content))
+    dist.broadcast(size, src=0)
+    buffer = bytearray(content) if rank() == 0 else bytearray(int(size))
+    if buffer:
+        dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0)
+    return bytes(buffer)
 
 
 def is_sharded(module: nn.Module) -> bool:

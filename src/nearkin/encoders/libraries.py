@@ -297,18 +297,29 @@ def timm_body(
     except NearkinError:
         raise
     except Exception as error:  # of many kinds, by timm's version
-        text = " ".join(str(error).split()) or type(error).__name__
-        found = [] if "size mismatch" in text else DIFFERENCES.findall(text)
-        said = ("state_dict" in text, "size mismatch" in text, "state_dict" in overlay)
-        if not found and any(said):
-            raise UsageError(f"the weights do not fit {name}: {text[:300]}") from error
-        if not found:
-            raise CheckpointError(
-                f"the weights of {name} cannot be read ({text[:300]}); {remedy}"
-            ) from error
-    names = {kind: re.findall(r'"([^"]+)"', listed) for kind, listed in found}
-    differing = differences(names.get("Missing", []), names.get("Unexpected", []))
-    return build(0, -1), differing
+        strictly, differing = error, _differing(error)
+        if not differing:
+            raise _refused(error, name, "state_dict" in overlay, remedy) from error
+    try:  # those of a classifier of another width are left over
+        return build(0, -1), differing
+    except Exception as error:
+        raise _refused(error, name, "state_dict" in overlay, remedy) from strictly
+
+
+def _differing(error: Exception) -> str:
+    """What a strict loading says is missing, left over or of another size; '' for none."""
+    text = " ".join(str(error).split())
+    names = {kind: re.findall(r'"([^"]+)"', listed) for kind, listed in DIFFERENCES.findall(text)}
+    of_other_size = re.findall(r"size mismatch for ([^\s:]+):", text)
+    return differences(names.get("Missing", []), [*names.get("Unexpected", []), *of_other_size])
+
+
+def _refused(error: Exception, name: str, given: bool, remedy: str) -> NearkinError:
+    """One line on weights that timm cannot use, which may be given ones."""
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    if given or "state_dict" in text or "size mismatch" in text:
+        return UsageError(f"the weights do not fit {name}: {text}")
+    return CheckpointError(f"the weights of {name} cannot be read ({text}); {remedy}")
 
 
 # ---------------------------------------------------------------- torchvision

@@ -24,7 +24,8 @@ class Moments(torch.autograd.Function):
         wide = torch.promote_types(x.dtype, torch.float32)
         running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
         moments = torch.stack(torch.batch_norm_update_stats(x, running[0], running[1], 0.0))
-        ctx.save_for_backward(x, moments[0])
+        # A copy: a view of what it returns would keep all of it alive if no gradient is asked for.
+        ctx.save_for_backward(x, moments[0].clone())
         return moments
 
     @staticmethod

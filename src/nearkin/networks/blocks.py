@@ -107,6 +107,6 @@ def checkpoint_blocks(body: Any, name: str) -> None:
     except (AttributeError, AssertionError):
         pass
     raise UsageError(
-        f"backbone {name} is no network of timm without batch norms; give --chunk-size 64 instead "
-        "of --grad-checkpointing"
+        f"timm cannot compute blocks of the backbone {name} again, at all or without moving its "
+        "batch norms; give a --chunk-size that divides the batch instead of --grad-checkpointing"
     )

@@ -149,6 +149,8 @@ class Branch(nn.Module):
         self.projector: nn.Module = nn.Identity()
         if sizes:
             self.projector = mlp(features, *(size or features for size in sizes), **layers)
+        elif layers:
+            raise TypeError(f"{', '.join(layers)} is of layers, and there are none")
         if bn_groups:
             normalize_in_groups(self, bn_groups)
 

@@ -46,9 +46,9 @@ def own_draws(count: int, share: int, draw: Callable[[int, int], Tensor]) -> Ten
     """Draw numbers for the rows of all processes, and return the `count` of this one.
 
     Rows are those of one view or of several, one after the other, with `share` of each on this
-    process. If that is 0, its rows are all.
+    process. If that is 0, or rows are no such views, those of this process are all.
     """
-    if world_size() == 1 or not share:
+    if world_size() == 1 or not share or count % share:
         return draw(1, count).flatten()
     whole = share * world_size()
     return draw(count // share, whole)[:, rows_of_rank(whole)].flatten()
