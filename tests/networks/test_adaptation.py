@@ -133,7 +133,7 @@ def test_blocks_keep_their_input_alone():
 
 @pytest.mark.parametrize("name", ["own", "resnet", "torchvision"])
 def test_networks_that_timm_cannot_run_again_are_refused(name):
-    with pytest.raises(UsageError, match=f"{name} is no network of timm without batch norms"):
+    with pytest.raises(UsageError, match=f"blocks of the backbone {name} again"):
         checkpoint_blocks(NETWORKS[name](), name)
 
 
