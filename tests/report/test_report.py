@@ -19,11 +19,11 @@ import nearkin
 from nearkin.commands.explore import explore
 from nearkin.commands.sources import images_of, table_encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.evaluation.layout import balanced
 from nearkin.evaluation.metrics import knn_classes
 from nearkin.evaluation.table import read_embeddings
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.metrics.metric import Metric
+from nearkin.metrics.selection import balanced
 from nearkin.report.image_map import image_map
 from nearkin.report.site import RunSite
 from nearkin.run.data import versions

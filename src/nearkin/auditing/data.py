@@ -131,8 +131,8 @@ def of_tables(
     for table, own in zip(tables, cells.get(ignore, ()), strict=False):
         if not any(own):
             raise UsageError(f"{table.path} has no column {ignore}; give one that it has")
-    told = cells.get(ignore) or [[""] * len(own) for own in vectors]
-    ignored = np.array([cell for own in told for cell in own], np.str_)
+    values = cells.get(ignore) or [[""] * len(own) for own in vectors]
+    ignored = np.array([cell for own in values for cell in own], np.str_)
     if len(tables) == 2:  # as of images, either may have an image of the same path
         cells["path"][1] = [SECOND + path for path in cells["path"][1]]
         cells["split"] = [[part] * len(own) for part, own in zip(PARTS, vectors, strict=True)]

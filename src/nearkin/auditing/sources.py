@@ -190,14 +190,14 @@ def _tested(audited: Audited, groups: Groups, seed: int) -> PermutationTest | No
     cell = np.unique(classes * len(rows) + member, return_inverse=True)[1]
     inside = np.bincount(cell)[cell] - 1
     outside = np.bincount(classes)[classes] - inside - 1
-    asked = (inside > 0) & (outside > 0)
-    if asked.sum() < FEWEST:
+    has_both = (inside > 0) & (outside > 0)
+    if has_both.sum() < FEWEST:
         return None
     neighbor = _nearest_of_class(torch.from_numpy(audited.embeddings.vectors[rows]), classes)
 
     def share_inside(order: Rows) -> float:
         own = member[order]
-        return float((own[neighbor] == own)[asked[order]].mean())
+        return float((own[neighbor] == own)[has_both[order]].mean())
 
     return permutation_test(share_inside, classes, rng)
 

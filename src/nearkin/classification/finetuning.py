@@ -148,8 +148,8 @@ class FineTuner:
         for each, logits in tried.items():
             right, loss = int((logits.argmax(axis=1) == truth).sum()), log_loss(logits, truth)
             name = "linear probe" if each is None else f"fine-tuning, {each}"
-            said = f"{right} of {len(truth)} held-out images right, loss {loss:.3f}"
-            self.run.log.info(f"{name}: {said}")
+            result = f"{right} of {len(truth)} held-out images right, loss {loss:.3f}"
+            self.run.log.info(f"{name}: {result}")
             ranks[each] = -right, loss
         best = min(ranks, key=ranks.__getitem__)  # the first of equal ones
         return best, tried[best]

@@ -14,7 +14,7 @@ from nearkin.classification.data import LabeledData
 from nearkin.classifier.calibration import fit_calibration
 from nearkin.classifier.classifier import Classifier
 from nearkin.classifier.features import UNTOUCHED
-from nearkin.classifier.reference import evenly, reference_of
+from nearkin.classifier.reference import reference_of
 from nearkin.config import ClassifyConfig
 from nearkin.encoders.encoder import Encoder
 from nearkin.evaluation.attentive import tokens_of
@@ -26,6 +26,7 @@ from nearkin.metrics.probe import (
     held_out_logits,
     train_probe,
 )
+from nearkin.metrics.selection import balanced
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 from nearkin.run.opening import OpenRun
 
@@ -127,7 +128,7 @@ def train_attentive(run: OpenRun[ClassifyConfig], encoder: Encoder, data: Labele
     """
     network = TokenFeatures(encoder.backbone, encoder.image_size)
     most = max(2, data.num_classes, MAX_NUMBERS // (network.num_tokens * network.dim))
-    rows = evenly(data.train_labels, data.train_rows, most)
+    rows = data.train_rows[balanced(data.train_labels[data.train_rows], most)]
     images = data.images.subset(rows)
     network.to(run.device).to(memory_format=torch.channels_last)
     tokens = tokens_of(

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nearkin.metrics.neighbors import nearest
-from nearkin.metrics.selection import ROUNDING
+from nearkin.metrics.selection import ROUNDING, balanced
 from nearkin.objectives import unit
 from nearkin.types import UNLABELED
 
@@ -126,7 +126,8 @@ def reference_of(
     that it was assigned to.
     """
     share = BANK // 2 if not labeled.all() else BANK
-    kept = [evenly(cluster, np.flatnonzero(own), share) for own in (labeled, ~labeled)]
+    parts = (np.flatnonzero(own) for own in (labeled, ~labeled))
+    kept = [own[balanced(cluster[own], share)] for own in parts]
     rows = np.sort(np.concatenate(kept))
     bank = features[torch.from_numpy(rows)].contiguous()
     own = labeled[rows]
@@ -185,27 +186,6 @@ def neighbors(bank: Bank, features: Features, k: int) -> Neighbors:
     own = np.where(is_own, index[:, 0], -1)
     rows = np.arange(len(features))[:, None]
     return Neighbors(similarity[rows, columns], index[rows, columns], own)
-
-
-def evenly(
-    labels: Int[np.ndarray, " images"], rows: Int[np.ndarray, " rows"], most: int
-) -> Int[np.ndarray, " chosen"]:
-    """Return at most so many of these rows, as many of each class as possible, evenly spaced.
-
-    >>> evenly(np.array([0, 0, 0, 0, 1, -1]), np.arange(5), 3).tolist()
-    [0, 3, 4]
-    """
-    if len(rows) <= most:
-        return rows
-    classes, sizes = np.unique(labels[rows], return_counts=True)
-    chosen, left = [np.zeros(0, np.int64)], most
-    # Small classes first: what they cannot use is left to the others.
-    for done, position in enumerate(np.argsort(sizes, kind="stable")):
-        share = min(sizes[position], left // (len(sizes) - done))
-        own = rows[labels[rows] == classes[position]]
-        chosen.append(own[np.linspace(0, len(own) - 1, share).astype(np.int64)])
-        left -= share
-    return np.sort(np.concatenate(chosen))
 
 
 def class_sums(

@@ -126,7 +126,7 @@ def write_results(
 def complete_results(
     run: OpenRun[DiscoverConfig] | OpenRun[ClassifyConfig], images: Images, data: str
 ) -> None:
-    """Make what is asked of a finished run and is missing: copies of the images, the report."""
+    """Make what a finished run lacks, of copies of the images and the report."""
     folder, config, log = run.folder, run.config, run.log
     place = Path(config.copy_to)
     copies = bool(config.copy_to) and (folder.copied_to == place or not any(place.glob("*")))

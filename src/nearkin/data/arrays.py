@@ -48,7 +48,7 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
         raise DataError(f"{where}: images of the parts differ in shape; give one shape")
     rows: dict[str, Row] = {}
     for part in parts:
-        labels = told(where, "labels", part.labels, len(part.pixels))
+        labels = values_of_each(where, "labels", part.labels, len(part.pixels))
         prefix = f"{part.split}/" if part.split else ""
         for number, label in zip(numbers(len(labels)), labels, strict=True):
             row = Row.of(label, split=part.split)
@@ -69,7 +69,7 @@ def numbers(count: int) -> list[str]:
     return [f"{number:0{digits}}" for number in range(count)]
 
 
-def told(where: str, what: str, values: Any, count: int) -> list[Any]:
+def values_of_each(where: str, what: str, values: Any, count: int) -> list[Any]:
     """What labels, groups or splits are given for each image, None for none; or a `DataError`."""
     if values is None:
         return [None] * count
@@ -141,7 +141,7 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
     """Images of any sizes: encoded, Pillow's, arrays or tensors."""
     if not len(images):
         raise DataError(f"{where}: a list of no images; give one or more")
-    labels = told(where, "labels", labels, len(images))
+    labels = values_of_each(where, "labels", labels, len(images))
     try:
         read = [image if isinstance(image, bytes) else image_pixels(image) for image in images]
     except (OSError, TypeError, ValueError) as error:
@@ -157,7 +157,7 @@ def _list_images(images: Sequence[Any] | np.ndarray, labels: Any, where: str) ->
 
 def _list_paths(given: Any, labels: Any, where: str) -> Listing:
     """Files, as if a table in the deepest folder that has all of them listed them."""
-    labels = told(where, "labels", labels, len(given))
+    labels = values_of_each(where, "labels", labels, len(given))
     paths = [user_path(str(path)) for path in given]
     if missing := next((path for path in paths if not exists(path)), None):
         raise DataError(f"{where}: {missing}: no such file; give paths of images")
@@ -181,8 +181,8 @@ def _list_source(source: ImageSource, where: str) -> Listing:
 
 def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
     """The annotations of a user's own source, by name."""
-    said = {what: getattr(source, what, None) for what in ("labels", "groups", "splits")}
-    columns = [told(where, what, values, len(names)) for what, values in said.items()]
+    given = {what: getattr(source, what, None) for what in ("labels", "groups", "splits")}
+    columns = [values_of_each(where, what, values, len(names)) for what, values in given.items()]
     rows = dict(zip(names, map(Row.of, *columns), strict=True))
     if unknown := {row.split for row in rows.values() if row.split and not split_of(row.split)}:
         raise DataError(f"{where}: split {min(unknown)!r}; say train, val or test")

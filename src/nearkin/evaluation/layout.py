@@ -18,6 +18,7 @@ from nearkin.distributed import available_cpus, free_memory
 from nearkin.evaluation.table import read_embeddings
 from nearkin.files import read_arrays, sha256, usable, write_whole
 from nearkin.metrics.neighbors import nearest
+from nearkin.metrics.selection import balanced
 from nearkin.run.folder import RunFolder
 
 MAX_IMAGES: Final = 1_000_000  # a map of more images shows a sample that is balanced over classes
@@ -51,29 +52,6 @@ def landmark_rows(labels: np.ndarray) -> Int[np.ndarray, " landmarks"]:
     """Return which images are the landmarks of the map."""
     on_map, among = map_rows(labels)
     return np.take(on_map, among)
-
-
-def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:
-    """Sample at most this many rows, as equally over classes and evenly within them as possible.
-
-    Rows without a label are a class of their own.
-
-    >>> balanced(np.array(["a", "a", "a", "a", "b"]), 3).tolist()
-    [0, 3, 4]
-    """
-    if len(labels) <= max_rows:
-        return np.arange(len(labels))
-    _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    shares, left = np.zeros(len(sizes), np.int64), max_rows
-    # Small classes first: what they cannot use is left to the others.
-    for done, number in enumerate(np.argsort(sizes, kind="stable")):
-        shares[number] = min(sizes[number], left // (len(sizes) - done))
-        left -= shares[number]
-    rows = [
-        np.flatnonzero(class_of == number)[np.linspace(0, size - 1, share).astype(np.int64)]
-        for number, (size, share) in enumerate(zip(sizes, shares, strict=True))
-    ]
-    return np.sort(np.concatenate(rows))
 
 
 def coordinates(

@@ -119,12 +119,14 @@ def _same(own: Tensor, theirs: Tensor, program: str, output: str, tolerance: flo
     """
     if torch.equal(own, theirs):
         return "equal, bit by bit"
-    difference, share, what = math.nan, 0.0, "nearest neighbor"
+    difference, share = math.nan, 0.0
+    what = "nearest neighbor" if output == "features" else "class"
     if own.shape == theirs.shape:
         difference = float((own - theirs).abs().max() / own.abs().max())
-        share = neighbors_kept(own, theirs)
-    if output != "features":
-        share, what = (own.argmax(1) == theirs.argmax(1)).float().mean().item(), "class"
+        if output == "features":
+            share = neighbors_kept(own, theirs)
+        else:
+            share = (own.argmax(1) == theirs.argmax(1)).float().mean().item()
     if not (difference <= tolerance and share >= AGREEMENT):  # not a number: refused
         raise CheckpointError(
             f"{program} computes other {output} from what was written, by {difference:.1e} of the "

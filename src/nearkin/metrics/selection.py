@@ -1,4 +1,4 @@
-"""Rows that stand for others: one of a set of copies, typical and uncertain ones."""
+"""Rows that stand for others: of each class, of a set of copies, typical and uncertain ones."""
 
 from typing import Final
 
@@ -18,6 +18,29 @@ Rows = Int[np.ndarray, " rows"]
 ROUNDING: Final = 1e-6  # Of a cosine in float32: equal vectors may be so far below 1
 CLUSTERS: Final = 500  # Of `typical`, at most, as in its paper
 NEIGHBORS: Final = 20  # Nearest rows of a cluster whose mean distance says how typical a row is
+
+
+def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:
+    """Sample at most this many rows, as equally over classes and evenly within them as possible.
+
+    Rows without a label are a class of their own.
+
+    >>> balanced(np.array(["a", "a", "a", "a", "b"]), 3).tolist()
+    [0, 3, 4]
+    """
+    if len(labels) <= max_rows:
+        return np.arange(len(labels))
+    _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    shares, left = np.zeros(len(sizes), np.int64), max_rows
+    # Small classes first: what they cannot use is left to the others.
+    for done, number in enumerate(np.argsort(sizes, kind="stable")):
+        shares[number] = min(sizes[number], left // (len(sizes) - done))
+        left -= shares[number]
+    rows = [
+        np.flatnonzero(class_of == number)[np.linspace(0, size - 1, share).astype(np.int64)]
+        for number, (size, share) in enumerate(zip(sizes, shares, strict=True))
+    ]
+    return np.sort(np.concatenate(rows))
 
 
 @torch.no_grad()

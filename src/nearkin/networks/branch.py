@@ -312,7 +312,7 @@ def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:
 
 def set_share(network: nn.Module, rows: int) -> None:
     """Say how many rows of each view this process has: networks draw for all processes by it."""
-    for module in network.modules():
+    for module in network.modules() if world_size() > 1 else ():
         if isinstance(module, Branch | DropPath):
             module.share = rows
 
