@@ -110,7 +110,7 @@ def test_measured_numbers_stand_in_the_page_that_tells_how_they_came_about():
         case = f"{entry['method']} {entry['data']}"
         text = (PAGES.parent / entry["page"].partition("#")[0]).read_text().replace("**", "")
         assert entry["command"].strip() in text, case
-        assert entry["commit"] in (*re.findall(r"\b[0-9a-f]{7}\b", text), "not recorded"), case
+        assert entry["commit"] in (*re.findall(r"\b[0-9a-f]{7,8}\b", text), "not recorded"), case
         for found in entry["found"]:
             low, high = found["interval"]
             assert low < found["value"] < high, case
