@@ -49,7 +49,7 @@ OPTIONS: Final = (
 )
 SETS: Final = {
     "digits": ("digits", "{folder}/runs/digits"),
-    "fashion": ("{folder}/fashion.npz", "{folder}/runs/fashion"),
+    "fashion": ("{folder}/fashion_mnist.npz", "{folder}/runs/fashion"),
     "cifar10": ("{folder}/cifar10.npz", LITE0),
     "caltech": ("{folder}/caltech99.tar", LITE0),
 }

@@ -38,7 +38,7 @@ from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
 
 OPTIONS: Final = (
-    Option("sets", ["cifar10", "fashion"], "NAME.npz in --data"),
+    Option("sets", ["cifar10", "fashion_mnist"], "NAME.npz in --data"),
     Option("method", "simclr", "what is trained"),
     Option("shares", [0.95, 0.6], "of odd classes that the camera has taken", [0.95]),
     Option("plant", 1, "whether the camera changes images"),

@@ -86,6 +86,18 @@ def test_names_and_signatures_of_the_package_change_on_purpose():
     assert sorted(public_api()) == NAMES.read_text(encoding="utf-8").splitlines()
 
 
+def test_the_reference_has_every_public_function_and_class():
+    from nearkin import sklearn
+
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
+    reference = set(re.findall(r"\w+", page))
+    classes = inspect.getmembers(sklearn, inspect.isclass)
+    own = {name for name, each in classes if each.__module__ == sklearn.__name__}
+    for name in {*dir(nearkin), *own}:
+        if not inspect.ismodule(getattr(nearkin, name, None)) and not name.startswith("_"):
+            assert name in reference, name
+
+
 def test_every_verb_is_a_function_with_typed_arguments_and_a_result_that_can_be_shown():
     from nearkin.cli.app import COMMANDS
 

@@ -22,7 +22,7 @@ from nearkin.types import UNLABELED
 
 CPU: Final = torch.device("cpu")
 VIEWS: Final = 8
-LITE0: Final = "timm:tf_efficientnet_lite0.in1k@{folder}/lite0.pth"
+LITE0: Final = "timm:tf_efficientnet_lite0.in1k@{folder}/tf_efficientnet_lite0.pth"
 """EfficientNet-Lite0 as examples/data/lite0_weights.py makes it; trained on ImageNet's labels."""
 
 
@@ -58,7 +58,7 @@ class DataSet:
 
 SETS: Final[dict[str, DataSet]] = {
     "digits": DataSet("digits", half),
-    "fashion": DataSet("fashion.npz", half, 1200),
+    "fashion": DataSet("fashion_mnist.npz", half, 1200),
     "cifar10": DataSet("cifar10.npz", half, 1200),
     "omniglot": DataSet("omniglot", alphabets),
     "caltech": DataSet("caltech99.tar", thirty, encoder=LITE0),

@@ -56,7 +56,7 @@ class Where:
     until: float  # in seconds of the clock of `time.time`
 
     def folder(self, run: Run) -> Path:
-        """Where a run keeps its checkpoint, and its row when it is done."""
+        """Where a run keeps its row when it is done."""
         return self.out / run.name
 
 

@@ -24,7 +24,7 @@ Unit = Literal["s", "epochs"]
 class Run:
     """A training of one side, or a floor."""
 
-    side: str  # nearkin, lightly, or floor
+    side: str  # nearkin, lightly, or baseline
     network: str
     method: str  # or pixels or untrained, for a floor
     data: str

@@ -2,7 +2,7 @@
 
 It says `ready` when its data are in memory, and trains once it is told to go. Only the time within
 steps counts, as none else is training: neither imports, nor opening the data, nor the trial that
-the number of steps is from, nor checkpoints, nor the evaluation.
+the number of steps is from, nor the evaluation.
 """
 
 import argparse
