@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from nearkin.errors import CheckpointError, OutputError
+from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.files import (
     SEAL_SIZE,
     check_new,
@@ -67,7 +67,7 @@ def test_a_zip_may_unpack_to_what_is_free_and_no_more():
             check_unpacked(file, most)
 
 
-def test_a_file_is_there_whole_or_as_it_was_and_nothing_else_is_left(tmp_path):
+def test_a_file_is_there_whole_or_as_it_was_and_nothing_else_is_left(tmp_path, monkeypatch):
     path = tmp_path / "file"
 
     def write(content, error=None):
@@ -85,6 +85,10 @@ def test_a_file_is_there_whole_or_as_it_was_and_nothing_else_is_left(tmp_path):
         check_new(path, overwrite=False)
     check_new(path, overwrite=True)
     check_new(tmp_path / "other", overwrite=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for read in (path, str(path), "~/file"):
+        with pytest.raises(UsageError, match="file, which is read; choose another output"):
+            check_new(path, overwrite=True, reads=["~/other", read])
     (tmp_path / ".file.partial.7").write_bytes(b"of a killed process")
     (tmp_path / "file.partial").write_bytes(b"of somebody")
     remove_partial(tmp_path)

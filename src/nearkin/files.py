@@ -11,6 +11,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from nearkin.errors import CheckpointError, OutputError, UsageError
+from nearkin.places import user_path
 
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
 SEAL: Final = b"nearkin\n"
@@ -81,7 +82,7 @@ def check_new(
 
     The folder that it is to be in may be missing: `creating` makes it.
     """
-    named = [Path(read) for read in reads if isinstance(read, str | os.PathLike)]
+    named = [user_path(Path(read)) for read in reads if isinstance(read, str | os.PathLike)]
     if path.resolve() in [read.resolve() for read in named]:
         raise UsageError(f"this would replace {path}, which is read; choose another -o")
     if is_file and path.is_dir():

@@ -232,6 +232,23 @@ def test_a_shard_that_ends_early_is_named(tmp_path):
             open_images(tmp_path)
 
 
+def test_a_shard_in_which_files_may_lie_behind_what_is_damaged_is_named(tmp_path):
+    pack(tmp_path / "0.tar", [("1.png", encoded(0)), ("2.png", encoded(1))])
+    whole = (tmp_path / "0.tar").read_bytes()
+    second = 512 + -(-len(encoded(0)) // 512) * 512
+    for content, at in (
+        (whole[:second] + b"x" * 99 + whole[second + 99 :], second),
+        (whole + whole, 2 * second),
+        (whole[:second] + bytes(2**21), second),  # of a download that was never finished
+    ):
+        (tmp_path / "0.tar").write_bytes(content)
+        says = rf"0.tar: not a readable archive \(neither a file nor the end at byte {at}\); pack"
+        with pytest.raises(DataError, match=says):
+            open_images(tmp_path)
+    (tmp_path / "0.tar").write_bytes(whole + bytes(2**19))
+    assert len(open_images(tmp_path)) == 2
+
+
 def test_threads_read_many_shards_at_once_and_leave_none_open(shards):
     images = open_images(shards, cache=False)
     rows = list(range(len(images))) * 20
@@ -289,4 +306,8 @@ def test_a_label_is_of_the_image_with_its_whole_name_and_of_no_other(tmp_path, k
 def test_a_label_of_no_image_leaves_class_folders_classes(tmp_path, kind):
     images = [(f"{name}s/{n}.jpg", encoded(n)) for name in ("cat", "dog") for n in range(2)]
     path = pack(tmp_path / kind, [("info.json", b'{"label": "pets"}'), *images])
-    assert open_images(path).classes == ("cats", "dogs")
+    found = open_images(path)
+    assert found.classes == ("cats", "dogs")
+    assert [str(note) for note in found.notes] == [
+        "left out: 1 file (1 .json), such as 'info.json'"
+    ]

@@ -281,7 +281,7 @@ def test_gray_among_8_bits_is_scaled_by_its_type_and_said_so(tmp_path):
     images = open_images(tmp_path)
     assert images.channels is None
     assert [file.reason for file in images.bad] == ["13 channels of uint16, not RGB of 8 bits"]
-    text = "1 image of more than 8 bits, read in 8 bits, as the others are"
+    text = "1 image of more bits or channels, read as RGB of 8 bits, as the others are"
     assert images.notes == (Note("substituted", text, 1),)
 
 
@@ -313,7 +313,7 @@ def test_of_gray_images_the_type_of_most_decides(tmp_path):
         assert (images.pixel_type, images.bad) == (None, ()), name
         deep = sum(counts.values()) - counts.get("uint8", 0)
         why = "as the others are" if "uint8" in counts else "as no type is that of most"
-        text = f"{deep} images of more than 8 bits, read in 8 bits, {why}"
+        text = f"{deep} images of more bits or channels, read as RGB of 8 bits, {why}"
         assert images.notes == (Note("substituted", text, deep),), name
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -172,7 +174,10 @@ class Named:
         kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
         cells = [{"bytes": None, "path": path} for path in paths]
         self.table = pa.table({"image": pa.array(cells, kind), "label": list(range(len(paths)))})
-        self.features = SimpleNamespace(arrow_schema=self.table.schema)
+
+    @property
+    def features(self):
+        return SimpleNamespace(arrow_schema=self.table.schema)
 
     def with_format(self, _):
         return self
@@ -188,6 +193,10 @@ def test_images_that_a_dataset_has_by_their_paths_are_read(tmp_path, monkeypatch
     assert [images.read(row) for row in range(len(images))] == IMAGES[:2]
     assert images.labels.tolist() == [0, 1]
     assert [bad.reason for bad in images.bad] == ["no bytes in the table"] * 2
+    for name, metadata, classes in (("group", None, ()), ("label", METADATA, ("cat", "dog"))):
+        renamed = dataset.table.rename_columns(["image", name])  # the same rows by other names
+        dataset.table = renamed.replace_schema_metadata(metadata)
+        assert open_images(dataset).classes == classes
     with pytest.raises(DataError, match="none of 1 images can be used"):
         open_images(Named(["gone.png"]))
 
@@ -284,6 +293,20 @@ def test_of_two_columns_of_classes_none_is_taken_and_both_are_noted(tmp_path, ca
     write_arrow(path, named) if form == "arrow" else parquet.write_table(named, path)
     images = open_images(path)
     assert (images.classes, images.notes) == (("cat", "dog"), ())
+
+
+def test_more_tables_are_read_than_a_process_may_have_files_open_by_itself(tmp_path, cache):
+    for number in range(20):
+        parquet.write_table(table(images=IMAGES[:1]), tmp_path / f"{number}.parquet")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 10, hard))
+        try:
+            assert len(open_images(tmp_path)) == 20
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for path in [*held]:
+                os.close(held.pop(path))
 
 
 def test_copies_of_tables_make_room_for_others_but_not_while_they_are_used(

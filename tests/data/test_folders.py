@@ -87,6 +87,9 @@ def test_texts_that_begin_like_images_are_none(tmp_path):
     assert found.names == tuple(images)
     assert {bad.name: bad.reason for bad in found.bad} == {"d.jpg": "text, not an image"}
     assert "91 files (90 .txt, 1 without a suffix)" in str(noted(found, "left out"))
+    alone = write_files(tmp_path / "alone", {"a": b"P2\n2 2\n255\n1 2 3 4\n", "b.txt": b"hello"})
+    with pytest.raises(DataError, match=r"no images \(found 1 \.txt, 1 without a suffix\); give"):
+        open_images(alone)
 
 
 def test_a_suffix_of_which_one_in_many_is_an_image_is_not_searched(tmp_path):
@@ -333,6 +336,21 @@ def test_pillows_own_limit_is_left_alone(tmp_path, monkeypatch):
     assert Image.MAX_IMAGE_PIXELS == 100
 
 
+def test_a_file_that_cannot_be_looked_at_costs_no_other(tmp_path, monkeypatch):
+    """As one whose path is too long for the system; beside it are files, and a folder."""
+    long, path = "x" * 50 + ".png", tmp_path
+    while (left := 4080 - len(str(path))) > 1:
+        path /= "d" * min(left - 1, 200)
+    (path / "e").mkdir(parents=True)
+    monkeypatch.chdir(path)
+    for name in ("a.png", "e/b.png", long, "z.png"):
+        Path(name).write_bytes(encoded())
+    images = open_images(tmp_path, cache=False)
+    below = path.relative_to(tmp_path)
+    assert images.names == tuple(f"{below}/{name}" for name in ("a.png", "e/b.png", "z.png"))
+    assert [(file.name, file.reason) for file in images.bad] == [(f"{below}/{long}", "unreadable")]
+
+
 def test_paths_that_cannot_be_looked_at_are_one_line(tmp_path, refusal, monkeypatch):
     monkeypatch.chdir(tmp_path)
     long = "x" * 300
@@ -343,6 +361,7 @@ def test_paths_that_cannot_be_looked_at_are_one_line(tmp_path, refusal, monkeypa
     assert len(open_images("~old")) == 2
     with pytest.raises(DataError, match="~nobody-here: no such file"):
         open_images("~nobody-here")
+    assert "data '' is no path; give the one of your images" in refusal(2, "check", "")
 
 
 @contextmanager
@@ -378,9 +397,7 @@ def test_nobody_without_a_home_checks_images_and_is_told_what_is_locked(monkeypa
             assert cache_folder("index").exists() is False
             images = open_images("open")
             assert images.names == ("0.png", "1.png", "2.png", "3.png")
-            assert [(bad.name, bad.reason) for bad in images.bad] == [
-                ("half", "unreadable folder")
-            ]
+            assert [(bad.name, bad.reason) for bad in images.bad] == [("half/x.png", "unreadable")]
             for command in commands:
                 line = refusal(3, *command)
                 assert "ermission denied" in line

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import io
 import json
 import re
 import stat
@@ -38,7 +37,7 @@ from nearkin.data.remote import (
     remote_files,
     state_of,
 )
-from nearkin.data.samples import beside, companions, labels_beside
+from nearkin.data.samples import beside, companions, labels_beside, sample_key
 from nearkin.data.unpacked import unpacked
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
@@ -50,11 +49,13 @@ MAX_UNPACKED: Final = 2**30
 MAX_LABEL: Final = {".cls": 200, ".json": 2**24}
 """Bytes that are read of members of a suffix that hold the label of the image of their sample, as
 in WebDataset: as text, or as `label` or `cls` of a JSON object."""
-LISTINGS: Final = 4  # Version of the stored lists of members
+LISTINGS: Final = 5  # Version of the stored lists of members
 DAMAGED: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, NotImplementedError),
     *(EOFError, OSError, OverflowError, ValueError, MemoryError),
 )
+PADDING: Final = 2**20
+"""Bytes of zeros that a .tar ends with at most: more are a download that was never finished."""
 MOST: Final = 2**48
 """Numbers of an archive that are larger count as it: nothing is there, and sums stay numbers."""
 
@@ -134,12 +135,14 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     left = [] if images.rows else companions(images.names)
     less = {*left}
     images = images.only(np.flatnonzero([name not in less for name in images.names]))
+    samples = {*map(sample_key, images.names)}
+    alone = [name for name in found.labels if sample_key(name) not in samples]
     listing = replace(
         images,
         bad=found.bad,
         key=str(where.resolve()) if isinstance(where, Path) else str(where),
         rows={**images.rows, **labels_beside(found.labels, images.names)},
-        others=[*images.others, *found.refused],
+        others=[*images.others, *found.refused, *alone],
         notes=[*beside(left), *undecided(found.files)],
     )
     return require_files(listing, where)
@@ -274,8 +277,12 @@ def _tar_members(path: File) -> Iterator[Member]:
                 offset, size = map(_bounded, (info.offset_data, info.size))
                 place = Place(offset, size, size)
                 yield Member(_plain(info.name), place, refused)
-        if file.seek(0, io.SEEK_END) % tarfile.BLOCKSIZE:  # tarfile takes half a header for none
+        file.seek(archive.offset)  # tarfile takes a damaged header, or half of one, for the end
+        rest = file.read(PADDING + tarfile.BLOCKSIZE)
+        if len(rest) % tarfile.BLOCKSIZE:
             raise tarfile.ReadError("unexpected end of data")
+        if len(rest) > PADDING or rest.strip(b"\0"):
+            raise tarfile.ReadError(f"neither a file nor the end at byte {archive.offset}")
 
 
 def _bounded(number: int) -> int:

@@ -16,7 +16,7 @@ from jaxtyping import Int, Int64, UInt8
 from PIL import Image, features
 
 from nearkin.data.decode import as_image
-from nearkin.data.images import Images
+from nearkin.data.images import Images, in_bytes
 from nearkin.errors import ResourceError, UsageError
 from nearkin.files import whole
 from nearkin.places import cache_folder
@@ -42,12 +42,22 @@ def cached_sizes(
 def hold(path: Path) -> None:
     """Keep `make_room` of any process from removing a file as long as this process lives."""
     if path not in _held:
+        _allow_open_files()
         with suppress(OSError):
             _held[path] = os.open(path, os.O_RDONLY)
             _lock(_held[path], "LOCK_SH")
 
 
 _held: Final = dict[Path, int]()
+
+
+def _allow_open_files() -> None:
+    """Let this process open as many files as its user may: data may be thousands of tables."""
+    with suppress(ImportError, OSError, ValueError):  # on Windows; of a system with another limit
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _lock(descriptor: int, kind: str) -> None:
@@ -157,7 +167,7 @@ def _on_disk(images: Images, image_size: int, size: int) -> str:
     decoders = f"{VERSION} {PIL.__version__} {features.version('jpg')}"
     known = hashlib.sha256(f"{images.fingerprint} {image_size} {decoders} ".encode())
     known.update(images.modified.tobytes())
-    data = hashlib.sha256(images.key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    data = hashlib.sha256(in_bytes(images.key)).hexdigest()[:16]
     path = cache_folder("images") / f"{data}-{known.hexdigest()[:32]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

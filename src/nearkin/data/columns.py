@@ -39,8 +39,10 @@ def image_column(schema: Any) -> str | None:
 
 def has_images(table: File) -> bool:
     """Whether a table holds the images themselves, and not their paths."""
-    is_arrow = table.suffix.lower() == ".arrow"
-    return is_arrow or "path" not in _columns(_schema(table)) or has_image_column(table)
+    if table.suffix.lower() == ".arrow":
+        return True
+    schema = _schema(table)
+    return "path" not in _columns(schema) or image_column(schema) is not None
 
 
 def has_image_column(table: File) -> bool:
@@ -72,7 +74,8 @@ def copied_dataset(dataset: Any) -> Path:
     if dataset.features is None:
         raise DataError("the dataset does not say what its columns are; cast it to its Features")
     tables = dataset.with_format("arrow").iter(batch_size=ROWS)
-    schema, content = dataset.features.arrow_schema, hashlib.sha256()
+    schema = dataset.features.arrow_schema
+    content = hashlib.sha256(schema.serialize())  # batches have no names, of columns or classes
 
     def batches() -> Iterator[Any]:
         for table in tables:

@@ -114,7 +114,7 @@ def list_store(url: str) -> Listing:
 
 
 def list_remote_table(table: RemoteFile, written: Rows) -> Listing:
-    """The images that rows of a table in a store list, by paths relative to it, or addresses."""
+    """The images that rows of a table in a store list, by paths or addresses below its folder."""
     root = table.url.partition("?")[0].rpartition("/")[0]
     rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
     if root.startswith("http"):  # which may have no list of its files
@@ -211,6 +211,14 @@ def _state(path: str, name: str) -> State:
         return BadFile(name, "broken link")
 
 
+def _state_of_entry(entry: os.DirEntry[str], name: str) -> State:
+    """The same of an entry that is no link."""
+    try:
+        return entry.stat()
+    except OSError:  # a mount of somebody else or without a connection, a file that is gone
+        return BadFile(name, UNREADABLE if entry.is_dir() else "unreadable")
+
+
 class _Walk:
     """Finds the files below a folder, and keeps in mind which links lead out of it."""
 
@@ -232,13 +240,13 @@ class _Walk:
         entered = set[tuple[int, int]]()
         while real or linked:
             folder = real.popleft() if real else linked.popleft()
+            below = list[tuple[str, bool]]()
             try:
                 here = (self.root / folder).stat()
                 if (here.st_dev, here.st_ino) in entered:
                     self.passed.append(folder)
                     continue
                 entered.add((here.st_dev, here.st_ino))
-                below = list[tuple[str, bool]]()
                 for name, is_link, state in self._in_folder(folder):
                     if isinstance(state, BadFile) or not stat.S_ISDIR(state.st_mode):
                         yield name, state
@@ -248,7 +256,6 @@ class _Walk:
                 if error.errno in NO_HANDLES:  # which says nothing of the folder
                     raise
                 yield folder, BadFile(folder, UNREADABLE)
-                continue
             for name, is_link in sorted(below):
                 (linked if is_link else real).append(name)
 
@@ -264,7 +271,7 @@ class _Walk:
                 if is_hidden(entry.name):
                     self.passed.append(name)
                 elif not entry.is_symlink():
-                    yield name, False, entry.stat()
+                    yield name, False, _state_of_entry(entry, name)
                 elif state := self._followed(name):
                     yield name, True, state
 

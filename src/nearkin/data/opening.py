@@ -21,10 +21,10 @@ from nearkin.data.labels import (
     numbered,
     spellings,
 )
-from nearkin.data.listing import Listing, is_image
+from nearkin.data.listing import Listing, is_image, require_files
 from nearkin.data.notes import note_on
 from nearkin.data.regions import cut, list_coco
-from nearkin.data.remote import File, is_folder, is_url
+from nearkin.data.remote import File, file_or_folder, is_url
 from nearkin.data.scan import scan
 from nearkin.data.tables import TABLES, file_at, is_table, match, read_table
 from nearkin.errors import DataError, UsageError, redacted
@@ -74,6 +74,8 @@ def open_images(
     if any(row.box for row in listing.rows.values()):
         images, rows = cut(images, listing)
         listing = replace(listing, rows=rows)
+    if not images.names and not images.bad:  # what may have been images are none
+        require_files(replace(listing, names=(), others=[*listing.others, *listing.names]), where)
     if not images.names:
         raise DataError(
             f"{where}: none of {len(images.bad)} images can be used, such as "
@@ -88,7 +90,9 @@ def open_images(
 def _resolve(data: Any) -> tuple[Any, str]:
     """The data that a reference stands for, a path as text, and what to call them in messages."""
     where = redacted(str(data)) if isinstance(data, str | Path) else "the data"
-    known = not where or is_name(where) or is_url(where) or exists(user_path(where))
+    if not where:
+        raise UsageError("data '' is no path; give the one of your images")
+    known = is_name(where) or is_url(where) or exists(user_path(where))
     if not known and is_reference(where):
         factory = load_reference(where, "source")
         if not callable(factory):
@@ -99,7 +103,7 @@ def _resolve(data: Any) -> tuple[Any, str]:
 
 def _list(data: Any, where: str) -> Listing:
     """What the data hold: an object of Python, a name, or what lies at a path or an address."""
-    if type(data).__module__.partition(".")[0] == "datasets":
+    if type(data).__module__.partition(".")[0] == "datasets" and hasattr(data, "with_format"):
         if isinstance(data, Mapping):
             raise DataError(
                 f"{where}: a dictionary of {', '.join(map(str, data))}; give one of them"
@@ -112,12 +116,13 @@ def _list(data: Any, where: str) -> Listing:
         return list_arrays(data, from_name(data))
     if is_pattern(data):
         return list_pattern(data)
-    if is_url(data) and is_folder(data):
-        return list_store(data)
-    file = file_at(data)
-    if isinstance(file, Path) and not exists(file):
+    if is_url(data):
+        remote = file_or_folder(data)
+        return _list_file(remote) if remote else list_store(data)
+    file = user_path(data)
+    if not exists(file):
         raise DataError(f"{file}: no such file or folder; give the path of your images")
-    return list_folder(file) if isinstance(file, Path) and file.is_dir() else _list_file(file)
+    return list_folder(file) if file.is_dir() else _list_file(file)
 
 
 def _list_file(file: File) -> Listing:

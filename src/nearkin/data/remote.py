@@ -18,13 +18,14 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from nearkin.data.cache import make_room
+from nearkin.data.images import in_bytes
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.files import write_whole
 from nearkin.places import cache_folder, system_error
 
 BLOCK: Final = 2**20
-"""Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`
-of them within `TIMEOUT`."""
+"""Bytes of a file of the cache, and of a request for it; a slow network has to send `THREADS` of
+them within `TIMEOUT`."""
 THREADS: Final = 16  # Requests of a process at once
 ATTEMPTS: Final = 5
 PAUSE = 1.0  # Seconds before the second attempt; each further one waits twice as long
@@ -246,8 +247,7 @@ class RemoteFile:
         netloc, slash, path = rest.partition("/")
         address = f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
         known = f"{address}\0{self.size}\0{self.tag}\0{BLOCK}\0{number}"
-        digest = hashlib.sha256(known.encode("utf-8", "surrogateescape")).hexdigest()
-        return cache_folder("remote") / digest[:40]
+        return cache_folder("remote") / hashlib.sha256(in_bytes(known)).hexdigest()[:40]
 
 
 File = Path | RemoteFile  # Of this machine, or of a store
@@ -341,12 +341,13 @@ def remote_file(url: str) -> RemoteFile:
     return _described(url, _ask(url, "info"))
 
 
-def is_folder(url: str) -> bool:
-    """Whether files lie below an address: of HTTP, whether it is an HTML page, with links."""
+def file_or_folder(url: str) -> RemoteFile | None:
+    """The same; None if files lie below the address: over HTTP, if that is an HTML page."""
     if url.endswith("/") and url.startswith("http"):
-        return True
+        return None
     info = _ask(url, "info")
-    return bool(info["type"] == "directory" or info.get("mimetype") == "text/html")
+    is_folder = info["type"] == "directory" or info.get("mimetype") == "text/html"
+    return None if is_folder else _described(url, info)
 
 
 def remote_files(urls: Mapping[str, str]) -> dict[str, RemoteFile]:

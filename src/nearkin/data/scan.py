@@ -202,7 +202,7 @@ def _of_one_pixel_type(
         same |= [each is not None and _has_8_bits(images, n) for n, each in enumerate(pixel_types)]
         deep = int(same.sum()) - counts[None]
         why = "as the others are" if counts[None] else "as no type is that of most"
-        text = f"{count(deep, 'image')} of more than 8 bits, read in 8 bits, {why}"
+        text = f"{count(deep, 'image')} of more bits or channels, read as RGB of 8 bits, {why}"
         images = images.noted(*note_on("substituted", deep, text))
     others = [
         BadFile(images.names[row], f"{named(pixel_types[row])}, not {named(common)}", size)

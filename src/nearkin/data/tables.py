@@ -126,6 +126,10 @@ class Resolver:
     def _composed(self) -> Mapping[str, str]:
         return {normalize("NFC", name): name for name in sorted(self.names)}
 
+    @cached_property
+    def _rows(self) -> Mapping[str, int]:
+        return {name: row for row, name in enumerate(self.images.names)} if self.images else {}
+
     def _name(self, path: str) -> str | None:
         """The image of this name, in whatever form its letters are."""
         return path if path in self.names else self._composed.get(normalize("NFC", path))
@@ -162,10 +166,10 @@ class Resolver:
 
     def _is_copy(self, name: str, path: Path) -> bool:
         """Whether a file has the bytes of an image of the data; of pixels nobody can tell."""
-        if self.images is None or name not in self.images.names:  # a bad file
+        if self.images is None or name not in self._rows:  # a bad file
             return False
         try:
-            content = self.images.stored(self.images.names.index(name))
+            content = self.images.stored(self._rows[name])
             return not isinstance(content, bytes) or content == path.read_bytes()
         except (BadImage, OSError):
             return False

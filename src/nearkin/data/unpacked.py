@@ -15,7 +15,7 @@ from nearkin.files import whole
 from nearkin.places import cache_folder
 
 ROOM: Final = 50 * 2**30  # Bytes of all unpacked files
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)
+NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)
 
 
 def unpacked(file: File, suffix: str, write: Callable[[Any, Path], None]) -> Path:
@@ -29,17 +29,17 @@ def unpacked(file: File, suffix: str, write: Callable[[Any, Path], None]) -> Pat
 
 
 def write_unpacked(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file, whole or not at all; a ResourceError if there is no room for it."""
+    """Write a file, whole or not at all; a ResourceError if the disk takes none."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole(path) as new:
             write(new)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in NOT_WRITABLE:
             raise
         raise ResourceError(
-            f"{path.parent}: no room for a copy that can be read in place ({error.strerror}); "
-            "make some, or point XDG_CACHE_HOME to another disk"
+            f"{path.parent}: a copy that can be read in place cannot be written here "
+            f"({error.strerror}); make room, or point XDG_CACHE_HOME to another folder"
         ) from error
 
 
