@@ -23,7 +23,7 @@ from nearkin.data.images import Images
 from nearkin.data.labels import numbered, splits_of
 from nearkin.data.notes import Note, lines
 from nearkin.data.opening import column_of
-from nearkin.data.split import Split, scored_part, validation_notes
+from nearkin.data.split import Split, learned_and_scored, validation_notes
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.projector import embedding_encoder
@@ -407,11 +407,9 @@ def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows, lis
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table)), []
     names, code = table.codes("split")
-    splits = splits_of(names)[code]
-    is_scored = splits == scored_part(splits)
-    if is_scored.any():
-        learned = ~np.isin(splits, ("val", "test"))
-    else:
+    splits = splits_of(names, str(table.path))[code]
+    learned, is_scored = learned_and_scored(splits)
+    if not is_scored.any():
         learned = splits == "train"
         if learned.all():  # nothing is held out: clusters and geometry are measured of all
             learned[:] = False
