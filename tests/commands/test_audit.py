@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from shutil import make_archive
 
 import builders
 import numpy as np
@@ -307,7 +308,9 @@ def test_features_of_a_part_of_another_name_are_refused_not_learned_from(tmp_pat
         (nearkin.evaluate, {"protocol": ["knn"]}),
         (nearkin.select, {"num": 1}),
     ):
-        with pytest.raises(DataError, match=r"v\.parquet: split 'holdout'; say train, val or test"):
+        with pytest.raises(
+            DataError, match=r"v\.parquet: split 'holdout'; say train, val or test"
+        ):
             command(table, **more, verbose=False)
 
 
@@ -408,6 +411,7 @@ def test_what_cannot_be_audited_is_refused_in_one_line(
         ("audit", 2, "give DATA, or --train and --test"),
         ("audit PHOTOS --train PHOTOS --encoder E", 2, "give DATA, or --train and --test"),
         ("audit --train PHOTOS --test PHOTOS --split fold --encoder E", 2, "--split fold names"),
+        ("audit --train WHOLE --test ZIP --encoder E -o new.csv", 2, "cannot be listed as data"),
         ("audit PHOTOS", 2, "these are images; give --encoder, too"),
         ("audit WHOLE --encoder E", 2, "the data have no test part"),
         ("audit ONE --encoder E --labels folders", 2, "all labels are of one class"),
@@ -423,4 +427,5 @@ def test_what_cannot_be_audited_is_refused_in_one_line(
         ("evaluate E CAMERAS --ignore site", 2, "column site has 1 values"),
     )
     names = {"PHOTOS": photos, "WHOLE": whole, "ONE": one, "SAME": same, "OLD": old}
+    names["ZIP"] = make_archive(str(tmp_path / "test"), "zip", photos / "test")
     refuses(table, **names, CAMERAS=cameras, E=encoder)

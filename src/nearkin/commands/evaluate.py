@@ -290,13 +290,14 @@ def evaluate_vectors(
             check_values(ignore, train, test)
             values = train, test
         log.info(f"vectors  {len(learned):,} training images, {len(scored):,} test images")
-        dim = scored.vectors.shape[1]
+        dim, removal = scored.vectors.shape[1], f"--ignore {ignore}"
         for title, of, columns in (
             ("clusters", scored, REDUCED * min(dim, WIDEST)),
-            ("retrieval", learned, dim),  # which hold a copy of these vectors
-            ("few-shot", scored, dim),
+            ("retrieval", learned, 2 * dim),  # unit vectors take two copies
+            ("few-shot", scored, 3 * dim),  # and centered ones another
+            (removal, learned, 6 * dim),  # three of float64
         ):
-            if title in titles:
+            if title in (*titles, ignore and removal):
                 state_memory(f"{title} of {len(of):,} vectors", 4 * len(of) * columns, log)
         seed = EmbedConfig().seed
         evaluation = evaluate_tables(

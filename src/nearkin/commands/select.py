@@ -136,9 +136,10 @@ def select(
         device=device,
         workers=workers,
     )
-    opening = open_vectors(encoder, data, vectors, config, reporter_of(verbose))
+    log = reporter_of(verbose)
+    opening = open_vectors(encoder, data, vectors, config, log)
     with resource_errors(), opening as opened:
-        pool = pool_of(opened.table.texts("path"), _held_out(opened, images))
+        pool = pool_of(opened.table.texts("path"), _held_out(opened, images, log))
         pool.check(num)  # without images that cannot be decoded
         if rule == "typical":
             features = opened.table.gather(pool.rows)
@@ -206,7 +207,7 @@ def _is_scored(splits: Shaped[np.ndarray, " images"]) -> Bool[np.ndarray, " imag
     return np.isin(splits, ("val", "test"))
 
 
-def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " table"]:
+def _held_out(opened: Vectors, images: Images | None, log: Reporter) -> Bool[np.ndarray, " table"]:
     """Whether each row of a table is of a part to score, or is held out by the encoder's run.
 
     That is known by the contents of images, or by their names where there are only features.
@@ -215,7 +216,7 @@ def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " tabl
     held = _is_scored(splits_of(table.texts("split"), str(table.path)))
     has_run = opened.source and not opened.is_of_run and runs_of(opened.source)
     if images is not None:
-        rows = opened.image_rows(images)
+        rows = opened.image_rows(images, log)
         if has_run:
             held |= held_out_by(opened.source, images)[rows]
         return held
