@@ -178,8 +178,7 @@ def duplicates(
     _check_options(threshold, precision, features, **encoding)
     _check_outputs(output, page, apply, [data, encoder, vectors], overwrite=overwrite)
     log = reporter_of(verbose)
-    chooses = features is not None and threshold is None
-    images, known = _opened(data, apply, log, chooses=chooses)
+    images, known = _opened(data, apply, log, chooses=features is not None and threshold is None)
     groups, order = near_groups(known, log.progress), _preferred(images)
     keeper, similar = by_pixels = keep_one(known, groups, order)
     estimate, others = None, list[Pair]()
