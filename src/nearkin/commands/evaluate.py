@@ -163,7 +163,7 @@ def evaluate(
         column = _of_column(ignore, embeddings, values, config.seed, where)
     evaluation = replace(_named(evaluation, table, measured.num_features), column=column)
     if data is None and same and (ignore or table == "embedding" or [*protocol] != ["quick"]):
-        _store(folder, evaluation, split.images, values, log)
+        _store(folder, evaluation, protocol, split.images, values, log)
     return replace(evaluation, start=folder.start, bad=split.images.reasons | {**embeddings.bad})
 
 
@@ -248,6 +248,7 @@ def _run_of(
 def _store(
     folder: RunFolder,
     evaluation: Evaluation,
+    protocol: Sequence[Protocol],
     images: Images,
     values: Values | None,
     log: Reporter,
@@ -259,7 +260,7 @@ def _store(
         with folder.locked():
             if evaluation.column and values is not None:
                 note_column(folder, evaluation.column.column, images, values)
-            folder.add_metrics(evaluation.to_dict())
+            folder.add_metrics(evaluation.to_dict(), chosen(protocol))
     except (OSError, OutputError) as error:
         log.info(f"warning: the metrics are not stored in {folder.evaluation}: {error}")
 

@@ -49,7 +49,7 @@ def attentive_probe(
     pixels and embeddings have no tokens and are not measured.
     """
     if views is None:
-        raise DataError("it needs the images; there are only features")
+        raise DataError("it needs tokens, and these are features alone")
     if isinstance(views.encoder.backbone.body, Projected):
         return []
     try:

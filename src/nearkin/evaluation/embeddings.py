@@ -54,7 +54,13 @@ class Embeddings(Result):
     """What the data call the group of each image, '' for none; empty where they name no group."""
 
     def __post_init__(self) -> None:
-        """Refuse columns of other lengths, and labels that are no classes' numbers."""
+        """Refuse columns of other lengths, and labels that are no classes' numbers.
+
+        Names in an array, as of a label encoder, become a tuple.
+        """
+        for name in ("paths", "classes", "group_names"):
+            if isinstance(names := getattr(self, name), np.ndarray):
+                object.__setattr__(self, name, tuple(names.tolist()))
         if not isinstance(self.vectors, np.ndarray) or self.vectors.ndim != 2:
             raise UsageError("the vectors are no array with a row per image; give one of NumPy")
         for name in COLUMNS[1:]:
