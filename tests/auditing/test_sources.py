@@ -37,7 +37,7 @@ def test_bursts_are_kept_and_mere_numbers_are_not():
     assert (groups == np.arange(160)).all()
 
 
-def test_bursts_across_folders_that_name_parts_and_of_boxes_are_kept_too():
+def test_bursts_across_folders_that_name_parts_are_kept_too():
     audited = bursts(0, alike=True)
     own = audited.embeddings
     for place in ("{split}/cats/{name}", "cats/{split}/{name}", "{name}#0,-2,7,9"):

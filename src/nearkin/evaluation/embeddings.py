@@ -71,6 +71,9 @@ class Embeddings(Result):
                 raise UsageError(f"the {name} are no array; give one of NumPy")
             if len(column) != len(self) and (name == "labels" or len(column)):
                 raise UsageError(f"{len(self)} vectors, but {len(column)} {name}; give one each")
+        self._check_labels()
+
+    def _check_labels(self) -> None:
         kind, low, high = self.labels.dtype.kind, *_extent(self.labels)
         if kind not in "iu" or low < UNLABELED or (self.classes and high >= len(self.classes)):
             raise UsageError(

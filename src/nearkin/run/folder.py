@@ -264,7 +264,8 @@ def _merged(measured: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, A
         metrics[table] = {**metrics.get(table, {}), **column}
     column, anew = more.get("column", measured.get("column")), more.get("titles", ())
     tested = f"column {column['column']}" if column else ""
-    forgotten = tuple(f"{title}{of}" for title in anew for of in (" of ", " k "))  # a table, some k
+    # Of a table, and of some k
+    forgotten = tuple(f"{title}{of}" for title in anew for of in (" of ", " k "))
     earlier = {
         name: why
         for name, why in measured.get("left_out", {}).items()
