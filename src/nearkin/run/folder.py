@@ -271,8 +271,9 @@ def _merged(measured: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, A
         for name, why in measured.get("left_out", {}).items()
         if name not in (*anew, tested) and not name.startswith(forgotten)
     }
-    merged = {"metrics": metrics, "left_out": {**earlier, **more["left_out"]}}
-    merged["titles"] = [*dict.fromkeys((*measured.get("titles", ()), *anew))]
+    titles = [*dict.fromkeys((*measured.get("titles", ()), *anew))]
+    left_out = {**earlier, **more["left_out"]}
+    merged = {"metrics": metrics, "left_out": left_out, "titles": titles}
     return merged | ({"column": column} if column else {})
 
 
