@@ -42,3 +42,15 @@ def test_images_in_memory_and_of_one_channel_are_looked_at_too():
     pixels[3] = 7
     (bad,) = find_bad(open_images(pixels), ignore_progress)
     assert (bad.row, bad.kind) == (3, "blank")
+
+
+def test_new_images_of_16_bits_change_the_range_of_all(tmp_path):
+    crops = contrasty(builders.photographs(48, 96))
+    for number, image in enumerate(crops[:20]):
+        level = np.asarray(image.convert("L")).astype(np.uint16)
+        Image.fromarray(level * (200 if number > 9 else 8)).save(tmp_path / f"{number:02}.png")
+        if number == 9:
+            find_bad(open_images(tmp_path), ignore_progress)
+    fresh = find_bad(open_images(tmp_path, cache=False), ignore_progress)
+    assert sum(each.row <= 9 for each in fresh) == 10
+    assert find_bad(open_images(tmp_path), ignore_progress) == fresh

@@ -40,7 +40,7 @@ def test_bursts_are_kept_and_mere_numbers_are_not():
 def test_bursts_across_folders_that_name_parts_are_kept_too():
     audited = bursts(0, alike=True)
     own = audited.embeddings
-    for place in ("{split}/cats/{name}", "cats/{split}/{name}"):
+    for place in ("{split}/cats/{name}", "cats/{split}/{name}", "{name}#0,-2,7,9"):
         named = [
             place.format(split=split, name=name)
             for split, name in zip(own.splits, own.paths, strict=True)
@@ -96,3 +96,7 @@ def test_bursts_are_of_one_camera_and_each_image_within_a_minute_of_another(phot
     south, east = found["place"][1].tolist()
     assert (south, east) == (1 + 1_695_000, 1 + 2_000_100)
     assert not found["place"][[0, 2, 3, 4, 5, 6]].any()
+    rows = [f"{photographs}/{name},1,1,30,30\n" for name in images.names]
+    table = photographs / "boxes.csv"
+    table.write_text("path,x0,y0,x1,y1\n" + "".join(rows))
+    assert (captures(open_images(table), ignore_progress) == found).all()

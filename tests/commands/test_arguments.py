@@ -1,6 +1,7 @@
 """Arguments of commands from Python: checked by their types, as the command line checks options."""
 
 import inspect
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from nearkin.data.opening import open_images
 from nearkin.distributed import check_gpus
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import open_table
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.run.reporter import Silent
 
@@ -194,11 +196,19 @@ def test_what_cannot_be_read_is_counted(trained_run, tmp_path, caplog):
     assert "2 of 8 images, which cannot be read, such as 'empty.jpg (" in caplog.text
 
 
-def test_features_need_no_more_than_vectors_and_labels():
+def test_features_need_no_more_than_vectors_and_labels(tmp_path):
     few = Embeddings(FEATURES.vectors, FEATURES.labels)
     assert nearkin.evaluate(few, protocol=["knn"], verbose=False).metrics
     assert set(nearkin.select(few, num=2, verbose=False).paths) <= {f"{n:02}" for n in range(60)}
     assert few.class_names[:4].tolist() == ["0", "1", "2", "0"]
+    names = np.array([f"{n}.png" for n in range(60)])  # as scikit-learn keeps them
+    few = replace(few, classes=np.array(["a", "b", "c"]), paths=names, group_names=names)
+    assert (few.classes, few.paths[1], few.named_groups[1]) == (("a", "b", "c"), "1.png", "1.png")
+    assert nearkin.select(few, num=1, verbose=False).paths[0] in names.tolist()
+    write_embeddings(tmp_path / "t.parquet", replace(few, removed="camera"), "digest")
+    read = open_table(tmp_path / "t.parquet").read()
+    assert (read.encoder, read.removed) == ("digest", "camera")
+    assert read.group_names == names.tolist()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from shutil import make_archive
 
 import builders
 import numpy as np
@@ -13,7 +14,7 @@ from pyarrow import parquet
 
 import nearkin
 from nearkin.data.opening import open_images
-from nearkin.errors import UsageError
+from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.tables import read_csv
@@ -299,6 +300,20 @@ def test_features_are_divided_by_any_word_for_a_split(words, sizes, note, tmp_pa
     assert nearkin.select(table, num=1, verbose=False).num_unlabeled == sizes[0]
 
 
+def test_features_of_a_part_of_another_name_are_refused_not_learned_from(tmp_path):
+    table, words = tmp_path / "v.parquet", np.repeat(["train", "holdout", "test"], (100, 50, 50))
+    write_embeddings(table, replace(features(), splits=words))
+    for command, more in (
+        (nearkin.audit, {}),
+        (nearkin.evaluate, {"protocol": ["knn"]}),
+        (nearkin.select, {"num": 1}),
+    ):
+        with pytest.raises(
+            DataError, match=r"v\.parquet: split 'holdout'; say train, val or test"
+        ):
+            command(table, **more, verbose=False)
+
+
 @pytest.fixture(scope="module")
 def cameras(photos, tmp_path_factory):
     """A table of the photographs with columns for camera, site and part."""
@@ -396,12 +411,13 @@ def test_what_cannot_be_audited_is_refused_in_one_line(
         ("audit", 2, "give DATA, or --train and --test"),
         ("audit PHOTOS --train PHOTOS --encoder E", 2, "give DATA, or --train and --test"),
         ("audit --train PHOTOS --test PHOTOS --split fold --encoder E", 2, "--split fold names"),
+        ("audit --train WHOLE --test ZIP --encoder E -o new.csv", 2, "cannot be listed as data"),
         ("audit PHOTOS", 2, "these are images; give --encoder, too"),
         ("audit WHOLE --encoder E", 2, "the data have no test part"),
         ("audit ONE --encoder E --labels folders", 2, "all labels are of one class"),
         ("audit SAME --encoder E", 2, "all 24 test images are training images"),
         ("audit CAMERAS --encoder E --split fold --ignore site", 2, "column site has 1 values"),
-        ("audit CAMERAS --encoder E --split camera", 2, "the data have no test part"),
+        ("audit CAMERAS --encoder E --split camera", 3, "--split camera: split 'x'; say train"),
         ("audit CAMERAS --encoder E --split fold --ignore hour", 3, "no column 'hour'"),
         ("audit PHOTOS --encoder E --ignore camera", 2, "column camera: there is no table"),
         ("audit PHOTOS --encoder E --precision 1.5", 2, "--precision 1.5 is not above 0"),
@@ -411,4 +427,5 @@ def test_what_cannot_be_audited_is_refused_in_one_line(
         ("evaluate E CAMERAS --ignore site", 2, "column site has 1 values"),
     )
     names = {"PHOTOS": photos, "WHOLE": whole, "ONE": one, "SAME": same, "OLD": old}
+    names["ZIP"] = make_archive(str(tmp_path / "test"), "zip", photos / "test")
     refuses(table, **names, CAMERAS=cameras, E=encoder)

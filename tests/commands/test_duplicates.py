@@ -9,6 +9,7 @@ import torch
 from browser import opened
 from nearkin_command import run
 from PIL import Image, ImageEnhance, ImageOps
+from pyarrow import parquet
 
 import nearkin
 from nearkin.data.labels import class_names
@@ -117,6 +118,17 @@ def test_features_find_more_than_pixels_do_and_are_told_apart(planted, vectors):
     assert {each.of for each in found.dropped} == kept  # not one that is dropped itself
 
 
+def test_images_without_features_are_compared_by_pixels_and_counted(
+    planted, vectors, tmp_path, log
+):
+    parquet.write_table(parquet.read_table(vectors).slice(0, 90), tmp_path / "some.parquet")
+    given = {"vectors": tmp_path / "some.parquet", "threshold": 0.99, "verbose": log}
+    found = nearkin.duplicates(planted[0], **given)
+    without = found.num_images - 90
+    assert f"left out: {without} images of which there are no features" in log.texts
+    assert {each.why for each in found.dropped} > {"near-duplicate", "similar features"}
+
+
 def test_the_larger_image_is_kept_then_the_larger_file_then_the_first_name(planted, found):
     images = open_images(planted[0])
     row = {name: number for number, name in enumerate(images.names)}
@@ -223,6 +235,7 @@ REFUSED = [
     ("duplicates other --vectors VECTORS --threshold .9", 3, "are not among these"),
     ("duplicates DATA -o old.csv", 4, "replace it with --overwrite"),
     ("duplicates DATA --apply old.csv", 4, "choose another"),
+    ("duplicates digits --apply new.csv", 2, "give --apply a folder, for copies"),
     ("duplicates DATA -o copies.txt", 2, "ends in .csv"),
     ("duplicates DATA --apply DATA/new", 2, "lies inside"),
     ("duplicates DATA -o new.csv --apply ./new.csv", 2, "give each a file of its own"),

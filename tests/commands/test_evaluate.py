@@ -182,13 +182,17 @@ def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path, re
 def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
     folder = RunFolder(tmp_path)
     entry = {"name": "a", "value": 0.5, "low": None, "high": None, "protocol": "p"}
-    folder.add_metrics({"metrics": {"encoder": {}}, "left_out": {"a": "no labels", "b": "few"}})
-    folder.add_metrics({"metrics": {"encoder": {"a": entry}}, "left_out": {}})
-    folder.add_metrics({"metrics": {"encoder": {"a": entry | {"value": 0.7}}}, "left_out": {}})
+    lacking = ("kNN", "kNN k 200", "kNN of raw pixels", "kNN top-1", "few-shot", "column camera")
+    reasons = dict.fromkeys(lacking, "no labels")
+    folder.write_summary({"metrics": {}, "left_out": reasons})
+    folder.add_metrics({"metrics": {"encoder": {}}, "left_out": reasons}, ["kNN", "few-shot"])
+    folder.add_metrics({"metrics": {"encoder": {"a": entry}}, "left_out": {}}, ["few-shot"])
+    again = {"metrics": {"encoder": {"a": entry | {"value": 0.7}}}, "left_out": {"kNN k 9": "few"}}
+    folder.add_metrics({**again, "column": {"column": "camera"}}, ["kNN"])
     stored = json.loads(folder.evaluation.read_text(encoding="utf-8"))
     assert stored["metrics"]["encoder"]["a"]["value"] == 0.7
-    assert stored["left_out"] == {"b": "few"}
-    folder.write_summary({"metrics": {}, "left_out": {}})
+    assert stored["left_out"] == {"kNN top-1": "no labels", "kNN k 9": "few"}
+    assert folder.read_evaluated()["left_out"] == stored["left_out"]
     folder.evaluation.write_text("[]", encoding="utf-8")  # damaged
     with pytest.raises(CheckpointError, match=r"evaluation\.json.*measures anew"):
         folder.read_evaluated()

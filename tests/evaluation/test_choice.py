@@ -1,6 +1,7 @@
 """Encoders ranked without labels: the measures, the order, and what is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -126,6 +127,9 @@ def test_runs_that_are_not_of_the_same_images_or_no_trainings_are_refused(tmp_pa
     folder.data.write_text(json.dumps({"fingerprint": "aa-bb"}))
     with pytest.raises(UsageError, match="give runs of one kind"):
         nearkin.rank([*runs, folder.path])
+    again = shutil.copytree(folder.path, tmp_path / "e")  # of data and of labeled images beside
+    with pytest.raises(UsageError, match="give the run that its encoder is from"):
+        nearkin.rank([folder.path, again])
 
 
 def test_runs_that_are_not_whole_are_refused(runs):

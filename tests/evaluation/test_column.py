@@ -90,6 +90,16 @@ def test_a_column_of_one_value_is_refused_and_labels_are_not_needed():
     assert found.lines()[1].startswith("kNN top-1 with camera removed: not measured, it needs ")
 
 
+def test_no_more_neighbors_are_named_than_a_bank_has():
+    pair, values = parts()
+    rows = np.flatnonzero(np.arange(len(pair[0])) < 30)
+    few = (pair[0].subset(rows), pair[1]), (values[0][rows], values[1])
+    most = np.unique(few[1][0], return_counts=True)[1].max()
+    other, any_value = Known.of("camera", *few).across(0)
+    assert (other.protocol["k"], any_value.protocol["k"]) == (min(20, most),) * 2
+    assert most < 20
+
+
 def test_classes_are_not_asked_where_training_images_are_of_one():
     (train, test), values = parts()
     for labels, others in ((np.zeros_like(train.labels), test), (train.labels, test.unlabeled())):

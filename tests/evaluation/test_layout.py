@@ -5,6 +5,7 @@ import pytest
 import torch
 from builders import blobs
 
+from nearkin.evaluation import layout
 from nearkin.evaluation.layout import Layout, Places, place, placed, z_order
 from nearkin.metrics.neighbors import nearest as similar
 
@@ -37,7 +38,12 @@ def mapped():
 def test_the_same_features_lie_at_the_same_places_to_the_bit_and_nothing_is_said(mapped, capfd):
     features, _, places = mapped
     before = features.copy()
-    np.testing.assert_array_equal(Layout(features, threads=2).optimized(), places)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "FEW", 0)
+        patch.setattr(layout, "available_cpus", lambda: 2)
+        several = Layout(features)
+    assert several.threads == 2
+    np.testing.assert_array_equal(several.optimized(), places)
     np.testing.assert_array_equal(features, before)
     np.random.seed(1)  # the numbers of the caller are neither used nor spent
     np.testing.assert_array_equal(tsne(features), places)

@@ -161,8 +161,12 @@ def test_a_step_says_what_it_holds_or_that_it_is_too_much(tables, monkeypatch, l
     train, test, *_ = tables
     monkeypatch.setattr(failures, "STATED", 1)
     nearkin.evaluate(test, bank=train, protocol=["retrieval"], verbose=log)
-    assert f"retrieval of 450 vectors: {4 * 450 * DIM / 1e6:.0f} MB in memory" in log.texts
-    monkeypatch.setattr(failures, "free_memory", lambda: 4 * 450 * DIM - 1)
+    assert f"retrieval of 450 vectors: {8 * 450 * DIM / 1e6:.0f} MB in memory" in log.texts
+    monkeypatch.setattr(failures, "free_memory", lambda: 24 * 450 * DIM - 1)
+    how = {"bank": train, "protocol": ["knn"], "ignore": "label"}
+    with pytest.raises(ResourceError, match="ignore label of 450 vectors: 1 MB in memory"):
+        nearkin.evaluate(test, **how)
+    monkeypatch.setattr(failures, "free_memory", lambda: 8 * 450 * DIM - 1)
     with pytest.raises(ResourceError, match=r"retrieval of 450 .* MB are free; give fewer images"):
         nearkin.evaluate(test, bank=train, protocol=["retrieval"])
 

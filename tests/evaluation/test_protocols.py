@@ -74,7 +74,7 @@ def test_nothing_else_is_measured_than_was_chosen_and_what_cannot_be_says_why():
     names, left_out = measured("attentive")
     assert not names
     assert set(left_out) == {"attentive probe"}
-    assert all("needs the images" in reason for reason in left_out.values())
+    assert all("these are features alone" in reason for reason in left_out.values())
     for protocol in ("knn", "fewshot", "retrieval"):
         names, left_out = measured(protocol, test.unlabeled())
         assert not names

@@ -39,6 +39,8 @@ def test_attention_learns_what_an_average_cannot_tell():
     assert (probe.predict(test_tokens) == test_labels).mean() > 0.97
     assert (linear.predict(test_tokens.mean(dim=1)) == test_labels).mean() < 0.7
     assert validated.correct.mean() > 0.9
+    choice = validated.choice.described()
+    assert (choice["C"], choice["at"]) == (10.0, "the end of its grid")  # which is its own
 
 
 def test_folds_hold_each_image_out_once_and_divide_no_group():

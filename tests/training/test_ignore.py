@@ -135,7 +135,7 @@ def test_a_number_that_cannot_be_taken_is_missing_with_the_reason(table, tmp_pat
     run = nearkin.train(tmp_path / "data" / "images.csv", output=tmp_path / "run", **how)
     summary = run.folder.read_summary()
     assert "column" not in summary
-    assert "0 among the test images" in summary["left_out"]["kNN of camera"]
+    assert "0 among the test images" in summary["left_out"]["column camera"]
 
 
 def test_two_processes_have_the_same_batches(ignoring, table, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from nearkin.data.images import Either, Images
 from nearkin.data.labels import grouped, numbered, splits_of
 from nearkin.data.notes import lines
 from nearkin.data.opening import column_of, open_images
-from nearkin.data.split import scored_part, trained_or_scored, validation_notes
+from nearkin.data.split import learned_and_scored, trained_or_scored, validation_notes
 from nearkin.data.union import union
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, UsageError
@@ -96,8 +96,9 @@ def open_parts(
         images = replace(images, splits=parts, groups=groups)  # those of one name are one
     elif split:
         named = column_of(split, images, labels, sets[0])
-        images = replace(images, splits=splits_of(named.tolist()))
-    used, values = trained_or_scored(images), values[_used(images.splits)]
+        images = replace(images, splits=splits_of(named.tolist(), f"--split {split}"))
+    values = values[np.logical_or(*learned_and_scored(images.splits))]
+    used = trained_or_scored(images)
     splits = np.where(used.splits == "test", "test", "train")
     check_parts(splits, used.labels, ignore, values)
     for line in used.decisions():
@@ -137,12 +138,14 @@ def of_tables(
         cells["path"][1] = [SECOND + path for path in cells["path"][1]]
         cells["split"] = [[part] * len(own) for part, own in zip(PARTS, vectors, strict=True)]
     column = {name: [cell for own in of for cell in own] for name, of in cells.items()}
-    parts, groups = splits_of(column[split or "split"]), column["group"]
+    where = f"--split {split}" if split else str(tables[0].path)
+    parts, groups = splits_of(column[split or "split"], where), column["group"]
     classes, numbers = numbered(column["label"])
-    used = _used(parts)
+    learned, scored = learned_and_scored(parts)
+    used = learned | scored
     for line in lines(validation_notes(parts)):
         log.info(line)
-    splits = np.where(parts == scored_part(parts), "test", "train")
+    splits = np.where(scored, "test", "train")
     check_parts(splits[used], numbers[used], ignore, ignored[used])
     embeddings = Embeddings(
         torch.cat(vectors).numpy(),
@@ -156,11 +159,6 @@ def of_tables(
         group_names=groups,
     )
     return Audited(embeddings.subset(used)), ignored[used]
-
-
-def _used(parts: Values) -> Bool[np.ndarray, " _"]:
-    """Whether each image is trained on or scored, which some of a validation part are not."""
-    return np.asarray((parts != "val") | (scored_part(parts) == "val"))
 
 
 def _vectors(tables: Sequence[EmbeddingTable]) -> list[Float[Tensor, "_ dim"]]:

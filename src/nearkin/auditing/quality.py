@@ -14,7 +14,7 @@ from PIL import Image
 from nearkin.data.channels import preview
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images
-from nearkin.data.index import indexed
+from nearkin.data.index import by_range, indexed
 from nearkin.pace import ProgressCallback
 
 SIDE: Final = 128  # Shorter side in pixels of larger images, as they are measured
@@ -52,7 +52,8 @@ def _measures(images: Images, row: int) -> tuple[float, float, float, float]:
 def find_bad(images: Images, progress: ProgressCallback) -> list[BadQuality]:
     """Find images that show little, or differ in shape and size from most; one kind of each."""
     read, found = partial(_measures, images), dict[int, BadQuality]()
-    known, bad = indexed(images, "quality", MEASURES, read, "looking at images", progress)
+    name = by_range("quality", images)
+    known, bad = indexed(images, name, MEASURES, read, "looking at images", progress)
     for kind, flagged, value in _kinds(images, known):
         for row in np.flatnonzero(flagged).tolist():
             if row not in bad:

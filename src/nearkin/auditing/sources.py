@@ -16,9 +16,10 @@ from PIL import ExifTags
 from torch import Tensor
 
 from nearkin.auditing.data import SECOND, Audited
+from nearkin.data.boxes import without_box
 from nearkin.data.decode import opened
 from nearkin.data.duplicates import Groups, merged, pairs_of
-from nearkin.data.images import Images
+from nearkin.data.images import Images, read
 from nearkin.data.index import indexed
 from nearkin.data.labels import grouped, split_of
 from nearkin.metrics.neighbors import nearest
@@ -92,7 +93,7 @@ def find_sources(
 
 def _candidates(audited: Audited, progress: ProgressCallback) -> Iterator[tuple[str, Groups]]:
     """Yield kinds of groups, each image with the row of the first of its group."""
-    names = [_numbered(without_part(path)) for path in audited.embeddings.paths]
+    names = [_numbered(without_box(without_part(path))) for path in audited.embeddings.paths]
     if audited.images is not None:
         capture = captures(audited.images, progress)
         camera, time = capture["camera"], capture["time"]
@@ -145,12 +146,13 @@ def _in_a_row(known: Mask, kind: np.ndarray, number: Rows, gap: int, most: int) 
 
 def captures(images: Images, progress: ProgressCallback) -> np.ndarray:
     """Return what EXIF says of each image, as `CAPTURE`; it is kept in an index."""
-    read = partial(_capture, images)
-    return indexed(images, "capture", CAPTURE, read, "reading EXIF", progress)[0]
+    compute = partial(_capture, images)
+    return indexed(images, "exif", CAPTURE, compute, "reading EXIF", progress)[0]
 
 
 def _capture(images: Images, row: int) -> tuple[int, int, tuple[int, int]]:
-    content = images.stored(row)
+    box = images.source.region(row)
+    content = images.stored(row) if box is None else read(box.source, box.row)
     if not isinstance(content, bytes):
         return 0, 0, (0, 0)
     with opened(content) as image:

@@ -11,6 +11,7 @@ from nearkin.auditing.outcome import Audit, examine
 from nearkin.commands.arguments import EncoderLike, PathLike, command, name_of, processes, refuse
 from nearkin.commands.sources import (
     STORED,
+    check_listed,
     check_output,
     is_table,
     places,
@@ -19,6 +20,7 @@ from nearkin.commands.sources import (
     write_rows,
 )
 from nearkin.config import AutoCountOrZero, AutoImageSize, Seed
+from nearkin.data.images import Images
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
@@ -72,8 +74,9 @@ def audit(
         split: The column of the table that names the part of each image: train, val or test.
         labels: The classes, as `nearkin train` takes them: auto, none, folders, or a table.
         ignore: A column of that table, or of DATA, that features are to ignore, such as camera.
-        output: A .csv file for the repaired split, which other commands take as data; of features
-            alone, if it lies in the folder that their paths are relative to.
+        output: A .csv file for the repaired split, which other commands take as data, or as
+            --labels of images that are no files, as in an archive; of features alone, if it lies
+            in the folder that their paths are relative to.
         page: A .html file, to look at what was found; with --ignore, also at a map of the images,
             colored by the column.
         overwrite: Replace these files.
@@ -115,6 +118,7 @@ def audit(
                 trust_remote_code=trust_remote_code,
             )
             images, ignored = open_parts(sets, split, ignore, labels, log)
+            _check_places(sets, output, images)
             audited = of_images(images, loaded, where, number, log)
             assert audited.images is not None
             seen = trained_on(name_of(encoder), audited.images)
@@ -140,13 +144,18 @@ def audit(
     return found
 
 
-def _check_places(sets: Sequence[Any], output: PathLike | None) -> None:
-    """Refuse a table of images that lie nobody knows where."""
-    if len(sets) == 2 and output is not None:
+def _check_places(
+    sets: Sequence[Any], output: PathLike | None, images: Images | None = None
+) -> None:
+    """Refuse a table of two sets that does not say where their images lie."""
+    if len(sets) < 2 or output is None:
+        return
+    if images is None:
         raise UsageError(
             "-o is a table of images, and two tables of features do not say where these are; give "
             "the images, with --encoder"
         )
+    check_listed(images, "leave -o out")
 
 
 def _colored(found: Audit, ignored: Values) -> ImageMap | None:

@@ -90,9 +90,10 @@ def rank(
             different images.
     """
     finished = _finished(runs, "rank")
-    images = _images_of(finished, data, trust_remote_code)
     folders = [run.folder for run in finished]
-    augment = _augment_of_all(folders, images)
+    sizes = _sizes(folders)
+    images = _images_of(finished, data, trust_remote_code)
+    augment = str(usual_augment(images, min(sizes)))  # as a training on them would choose it
     log, where = reporter_of(verbose), choose_device(device)
     values, dims = dict[str, dict[str, float]](), set[int]()
     with resource_errors():
@@ -151,12 +152,12 @@ def _images_of(runs: Sequence[FinishedRun], data: Any, trust: bool) -> Images:
     return images
 
 
-def _augment_of_all(folders: Sequence[RunFolder], images: Images) -> str:
-    """Return the augmentation that a training on these images would choose, for all alike."""
+def _sizes(folders: Sequence[RunFolder]) -> list[int]:
+    """Return the image sizes of runs; refuse those that are of no encoder."""
     sizes = []
     for folder in folders:
         size = folder.encoder_settings()[0].image_size
         if size == "auto":
             raise UsageError(f"{folder.config} names no image_size; it is not what a run wrote")
         sizes.append(size)
-    return str(usual_augment(images, min(sizes)))
+    return sizes

@@ -15,6 +15,7 @@ from nearkin.commands.arguments import EncoderLike, PathLike, command, processes
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
+    check_listed,
     check_output,
     features_at,
     is_table,
@@ -148,10 +149,11 @@ def duplicates(
     Args:
         data: Images: a folder, a table, an archive or shards, or a name such as digits.
         encoder: A run or an encoder, whose features are compared, too.
-        vectors: What `embed` has written of `data`, instead of computing features.
+        vectors: What `embed` has written of `data`, instead of computing features. Images that
+            it lacks are compared by contents and pixels alone.
         output: A .csv file for the table.
         page: A .html file, to look at pairs.
-        apply: What is kept, as a .csv list, or as copies in a new folder.
+        apply: What is kept, as a .csv list of files, or as copies in a new folder.
         overwrite: Replace these files; never a folder.
         threshold: Least cosine of duplicates. By default it is chosen by `precision`.
         precision: Of copies and most similar other images above the threshold, the share of
@@ -165,7 +167,8 @@ def duplicates(
         verbose: Whether to show progress, or what receives it.
 
     Raises:
-        UsageError: If that does not fit together, or no threshold has that precision.
+        UsageError: If that does not fit together, no threshold has that precision, or images for
+            the list are no files.
         DataError: If images of the vectors are missing.
         OutputError: If a target exists or cannot be written.
         CheckpointError: If vectors are damaged, or of something else.
@@ -175,7 +178,7 @@ def duplicates(
     _check_options(threshold, precision, features, **encoding)
     _check_outputs(output, page, apply, [data, encoder, vectors], overwrite=overwrite)
     log = reporter_of(verbose)
-    images, known = _opened(data, log, chooses=features is not None and threshold is None)
+    images, known = _opened(data, apply, log, chooses=features is not None and threshold is None)
     groups, order = near_groups(known, log.progress), _preferred(images)
     keeper, similar = by_pixels = keep_one(known, groups, order)
     estimate, others = None, list[Pair]()
@@ -195,7 +198,7 @@ def duplicates(
         }
         stored = None if encoder is None else vectors
         with resource_errors(), open_vectors(features, data, stored, config, log) as opened:
-            rows = opened.image_rows(images)
+            rows = opened.image_rows(images, log)
             threshold, estimate, others = _chosen(
                 opened, images, rows, groups, threshold, precision, **computing
             )
@@ -217,9 +220,13 @@ def duplicates(
     return found
 
 
-def _opened(data: Any, log: Reporter, *, chooses: bool) -> tuple[Images, Signatures]:
+def _opened(
+    data: Any, apply: PathLike | None, log: Reporter, *, chooses: bool
+) -> tuple[Images, Signatures]:
     """Open images, without those that cannot be decoded, and log what was decided about them."""
     images = open_images(data, on_progress=log.progress)
+    if apply is not None and Path(apply).suffix == ".csv":
+        check_listed(images, "give --apply a folder, for copies")
     if chooses and images.channels is not None:
         raise UsageError(UNMEASURED)
     known = signatures(images, log.progress)

@@ -23,7 +23,7 @@ from nearkin.data.images import Images
 from nearkin.data.labels import numbered, splits_of
 from nearkin.data.notes import Note, lines
 from nearkin.data.opening import column_of
-from nearkin.data.split import Split, scored_part, validation_notes
+from nearkin.data.split import Split, learned_and_scored, validation_notes
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.projector import embedding_encoder
@@ -163,7 +163,7 @@ def evaluate(
         column = _of_column(ignore, embeddings, values, config.seed, where)
     evaluation = replace(_named(evaluation, table, measured.num_features), column=column)
     if data is None and same and (ignore or table == "embedding" or [*protocol] != ["quick"]):
-        _store(folder, evaluation, split.images, values, log)
+        _store(folder, evaluation, protocol, split.images, values, log)
     return replace(evaluation, start=folder.start, bad=split.images.reasons | {**embeddings.bad})
 
 
@@ -248,6 +248,7 @@ def _run_of(
 def _store(
     folder: RunFolder,
     evaluation: Evaluation,
+    protocol: Sequence[Protocol],
     images: Images,
     values: Values | None,
     log: Reporter,
@@ -259,7 +260,7 @@ def _store(
         with folder.locked():
             if evaluation.column and values is not None:
                 note_column(folder, evaluation.column.column, images, values)
-            folder.add_metrics(evaluation.to_dict())
+            folder.add_metrics(evaluation.to_dict(), chosen(protocol))
     except (OSError, OutputError) as error:
         log.info(f"warning: the metrics are not stored in {folder.evaluation}: {error}")
 
@@ -290,13 +291,14 @@ def evaluate_vectors(
             check_values(ignore, train, test)
             values = train, test
         log.info(f"vectors  {len(learned):,} training images, {len(scored):,} test images")
-        dim = scored.vectors.shape[1]
+        dim, removal = scored.vectors.shape[1], f"--ignore {ignore}"
         for title, of, columns in (
             ("clusters", scored, REDUCED * min(dim, WIDEST)),
-            ("retrieval", learned, dim),  # which hold a copy of these vectors
-            ("few-shot", scored, dim),
+            ("retrieval", learned, 2 * dim),  # unit vectors take two copies
+            ("few-shot", scored, 3 * dim),  # and centered ones another
+            (removal, learned, 6 * dim),  # three of float64
         ):
-            if title in titles:
+            if title in (*titles, ignore and removal):
                 state_memory(f"{title} of {len(of):,} vectors", 4 * len(of) * columns, log)
         seed = EmbedConfig().seed
         evaluation = evaluate_tables(
@@ -407,11 +409,9 @@ def _split(table: EmbeddingTable, bank: EmbeddingTable) -> tuple[Rows, Rows, lis
     if bank is not table:
         return np.arange(len(bank)), np.arange(len(table)), []
     names, code = table.codes("split")
-    splits = splits_of(names)[code]
-    is_scored = splits == scored_part(splits)
-    if is_scored.any():
-        learned = ~np.isin(splits, ("val", "test"))
-    else:
+    splits = splits_of(names, str(table.path))[code]
+    learned, is_scored = learned_and_scored(splits)
+    if not is_scored.any():
         learned = splits == "train"
         if learned.all():  # nothing is held out: clusters and geometry are measured of all
             learned[:] = False

@@ -132,7 +132,7 @@ def _write_map(
         raise UsageError("of features, give their images, too, and the page as -o")
     images, path = open_images(data), Path(output)
     with table_of(vectors, log) as table, creating(path), resource_errors():
-        rows = Vectors(table).image_rows(images)
+        rows = Vectors(table).image_rows(images, log)
         if (late := np.flatnonzero(np.diff(rows) <= 0)).size:
             name = table.texts("path")[int(late[0]) + 1]
             raise DataError(

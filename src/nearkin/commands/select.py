@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from typing_extensions import override
 
 from nearkin.choices import Rule
@@ -127,7 +127,7 @@ def select(
     assigned, learned = _of_run(source, images)
     pool_of = partial(_Pool.of, assigned=assigned, learned=learned, labels=table_of_labels)
     if source and images is not None and vectors is None:
-        held_out = _is_scored(images.splits.tolist()) | held_out_by(source, images)
+        held_out = _is_scored(images.splits) | held_out_by(source, images)
         pool_of(map(as_text, images.names), held_out).check(num)
     config = EmbedConfig(
         image_size=image_size,
@@ -136,9 +136,10 @@ def select(
         device=device,
         workers=workers,
     )
-    opening = open_vectors(encoder, data, vectors, config, reporter_of(verbose))
+    log = reporter_of(verbose)
+    opening = open_vectors(encoder, data, vectors, config, log)
     with resource_errors(), opening as opened:
-        pool = pool_of(opened.table.texts("path"), _held_out(opened, images))
+        pool = pool_of(opened.table.texts("path"), _held_out(opened, images, log))
         pool.check(num)  # without images that cannot be decoded
         if rule == "typical":
             features = opened.table.gather(pool.rows)
@@ -201,20 +202,21 @@ class _Pool:
             raise UsageError(f"--num {num}, but {few if self.num_unlabeled else none}")
 
 
-def _is_scored(splits: Sequence[str]) -> Bool[np.ndarray, " images"]:
-    """Whether images are of a part to score, by the names of their parts."""
-    return np.asarray(np.isin(splits_of(splits), ("val", "test")))
+def _is_scored(splits: Shaped[np.ndarray, " images"]) -> Bool[np.ndarray, " images"]:
+    """Whether images are of a part to score."""
+    return np.isin(splits, ("val", "test"))
 
 
-def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " table"]:
+def _held_out(opened: Vectors, images: Images | None, log: Reporter) -> Bool[np.ndarray, " table"]:
     """Whether each row of a table is of a part to score, or is held out by the encoder's run.
 
     That is known by the contents of images, or by their names where there are only features.
     """
-    held = _is_scored(opened.table.texts("split"))
+    table = opened.table
+    held = _is_scored(splits_of(table.texts("split"), str(table.path)))
     has_run = opened.source and not opened.is_of_run and runs_of(opened.source)
     if images is not None:
-        rows = opened.image_rows(images)
+        rows = opened.image_rows(images, log)
         if has_run:
             held |= held_out_by(opened.source, images)[rows]
         return held
@@ -222,7 +224,7 @@ def _held_out(opened: Vectors, images: Images | None) -> Bool[np.ndarray, " tabl
     if has_run and own.exists():
         columns = (open_table(own).texts(name) for name in ("path", "split"))
         names = {path for path, split in zip(*columns, strict=True) if split == "test"}
-        held |= np.array([path in names for path in opened.table.texts("path")])
+        held |= np.array([path in names for path in table.texts("path")])
     return held
 
 

@@ -26,6 +26,7 @@ from nearkin.evaluation.table import EmbeddingTable, are_vectors, open_table
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import check_trusted
 from nearkin.files import creating, replace_text
+from nearkin.pace import count
 from nearkin.run.folder import RunFolder, check_target, data_name
 from nearkin.run.reporter import Reporter
 from nearkin.tables import write_csv
@@ -82,8 +83,8 @@ class Vectors:
         """Whether the table is a run's own."""
         return bool(self.source) and self.table.path == RunFolder(Path(self.source)).embeddings
 
-    def image_rows(self, images: Images) -> Int[np.ndarray, " rows"]:
-        """Return the row among the images of each row of the table."""
+    def image_rows(self, images: Images, log: Reporter) -> Int[np.ndarray, " rows"]:
+        """Return the row among the images of each row of the table; log how many have none."""
         row = {as_text(name): number for number, name in enumerate(images.names)}
         paths = self.table.texts("path")
         if missing := [path for path in paths if path not in row]:
@@ -91,6 +92,8 @@ class Vectors:
                 f"{len(missing)} of {len(paths)} images of {self.table.path} are not among these, "
                 f"such as {missing[0]!r}; give the images that it was made of"
             )
+        if without := len(row.keys() - set(paths)):
+            log.info(f"left out: {count(without, 'image')} of which there are no features")
         return np.array([row[path] for path in paths], np.int64)
 
 
@@ -217,10 +220,19 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[objec
         write_csv(path, columns, rows)
 
 
+def check_listed(images: Images, remedy: str) -> None:
+    """Refuse a table that is to be data, of images that are no files of their own."""
+    of_images = images.source
+    sources = [of_images.first, of_images.second] if isinstance(of_images, Either) else [of_images]
+    if not all(isinstance(source, Folder) for source in sources):
+        raise UsageError(f"images that are no files cannot be listed as data; {remedy}")
+
+
 def places(images: Images) -> list[str]:
     """Return where each image lies, as a table that is data for nearkin names it.
 
-    That is an absolute path, or the name of an image that is no file of its own.
+    That is an absolute path, or the name of an image that is no file of its own: such a table is
+    for --labels; see `check_listed`.
     """
     return [_place(images.source, row, name) for row, name in enumerate(images.names)]
 

@@ -13,7 +13,7 @@ from nearkin.data.channels import image_pixels
 from nearkin.data.decode import DEEP, array_pixels
 from nearkin.data.folders import list_table
 from nearkin.data.images import Arrays, CustomSource, ImageSource
-from nearkin.data.labels import NO_CLASS, Row, split_of, text_of
+from nearkin.data.labels import NO_CLASS, Row, split_of, splits_of, text_of
 from nearkin.data.listing import Listing, listed
 from nearkin.data.notes import noted
 from nearkin.data.remote import File, readable
@@ -184,8 +184,7 @@ def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Ro
     given = {what: getattr(source, what, None) for what in ("labels", "groups", "splits")}
     columns = [values_of_each(where, what, values, len(names)) for what, values in given.items()]
     rows = dict(zip(names, map(Row.of, *columns), strict=True))
-    if unknown := {row.split for row in rows.values() if row.split and not split_of(row.split)}:
-        raise DataError(f"{where}: split {min(unknown)!r}; say train, val or test")
+    splits_of([row.split for row in rows.values()], where)
     return rows
 
 

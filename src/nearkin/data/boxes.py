@@ -1,5 +1,6 @@
 """Boxes of images, in pixels."""
 
+import re
 from collections.abc import Mapping
 from math import ceil, floor, isfinite
 from typing import Any, Final, NamedTuple
@@ -57,3 +58,12 @@ def region(path: str, box: Box) -> str:
     'cats/1.jpg#10,20,110,220'
     """
     return f"{path}#{','.join(map(str, box))}"
+
+
+def without_box(name: str) -> str:
+    """The name of the image that a box is of; a name of another form as it is.
+
+    >>> without_box("cats/1.jpg#10,20,110,220"), without_box("cats/1#2.jpg")
+    ('cats/1.jpg', 'cats/1#2.jpg')
+    """
+    return re.sub(r"#-?\d+(,-?\d+){3}$", "", name)

@@ -6,7 +6,6 @@ a near-duplicate if one image, or a section of it, is the other one at another b
 alone would not do: at the distance of a crop, thousands of drawings and digits have the same.
 """
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from PIL import Image
 from nearkin.data.channels import preview
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images, digest
-from nearkin.data.index import indexed
+from nearkin.data.index import by_range, indexed
 from nearkin.pace import ProgressCallback, ignore_progress
 
 DIGEST: Final = 32  # Bytes of a SHA-256
@@ -87,8 +86,7 @@ class Duplicates:
 def signatures(images: Images, on_progress: ProgressCallback = ignore_progress) -> Signatures:
     """Read or compute the `SIGNATURE` of each image; it is kept in an index."""
     what, compute = "looking for duplicates", partial(_signature, images)
-    # Features depend on the range of the values.
-    name = f"features{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
+    name = by_range("features", images)
     return indexed(images, name, SIGNATURE, compute, what, on_progress)[0]
 
 

@@ -279,8 +279,7 @@ class Images:
 
     def spread(self, count: int) -> "Images":
         """At most `count` images, evenly spread over the rows, first and last included."""
-        rows = np.linspace(0, len(self) - 1, min(count, len(self)))
-        return self.subset(np.unique(rows.astype(np.int64)))
+        return self.subset(spread_rows(len(self), count))
 
     @property
     def states(self) -> Int64[np.ndarray, "images 2"]:
@@ -323,6 +322,15 @@ class Images:
 def picked(names: Sequence[str], rows: Rows) -> tuple[str, ...]:
     """The names of these rows."""
     return tuple(map(names.__getitem__, rows.tolist()))
+
+
+def spread_rows(total: int, most: int) -> Rows:
+    """At most so many of all rows, evenly spread, first and last included.
+
+    >>> spread_rows(9, 3).tolist()
+    [0, 4, 8]
+    """
+    return np.unique(np.linspace(0, total - 1, min(most, total)).astype(np.int64))
 
 
 def read(source: Source, row: int, limit: int | None = None) -> bytes | np.ndarray:

@@ -68,6 +68,14 @@ def indexed(
     return records, reasons
 
 
+def by_range(name: str, images: Images) -> str:
+    """Name an index of what depends on the range of the values, where they have more than 8 bits.
+
+    New images may change the range of all.
+    """
+    return f"{name}{zlib.crc32(repr(images.channels).encode()) if images.channels else ''}"
+
+
 def _load(path: Path, files: Listing | Images, records: np.ndarray) -> Bool[np.ndarray, " files"]:
     """Fill in the records of files that have not changed; return which rows these are."""
     try:

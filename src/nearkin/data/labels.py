@@ -57,9 +57,12 @@ def split_of(name: str) -> str:
     return splits.pop() if len(splits) == 1 else ""
 
 
-def splits_of(names: Sequence[str]) -> Shaped[np.ndarray, " names"]:
-    """What `split_of` says of each name."""
-    return np.array([split_of(name) for name in names], np.str_)
+def splits_of(names: Sequence[str], where: str) -> Shaped[np.ndarray, " names"]:
+    """What `split_of` says of each name, '' of none; a word that is no split is refused."""
+    splits = [split_of(name) for name in names]
+    if unknown := {name for name, split in zip(names, splits, strict=True) if name and not split}:
+        raise DataError(f"{where}: split {min(unknown)!r}; say train, val or test")
+    return np.array(splits, np.str_)
 
 
 def composed(name: str) -> str:

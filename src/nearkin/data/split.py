@@ -120,8 +120,17 @@ class Split:
         )
 
 
-def scored_part(splits: Shaped[np.ndarray, " images"]) -> str:
-    """Which part is scored: `test`, as published numbers are, or `val` without one."""
+def learned_and_scored(
+    splits: Shaped[np.ndarray, " images"],
+) -> tuple[Bool[np.ndarray, " images"], Bool[np.ndarray, " images"]]:
+    """Which images are learned from, and which are scored: `test`, or `val` without it.
+
+    Published numbers are of test parts; a validation part beside one is left out.
+    """
+    return ~np.isin(splits, ("val", "test")), np.asarray(splits == _scored_part(splits))
+
+
+def _scored_part(splits: Shaped[np.ndarray, " images"]) -> str:
     return "val" if "val" in splits and "test" not in splits else "test"
 
 
@@ -130,7 +139,7 @@ def validation_notes(splits: Shaped[np.ndarray, " images"]) -> list[Note]:
     num = int((splits == "val").sum())
     if num == len(splits):  # all are of one part, whatever its name
         return []
-    if scored_part(splits) == "val":
+    if _scored_part(splits) == "val":
         text = f"the validation part, of {count(num, 'image')}, is scored: there is no test part"
         return note_on("substituted", num, text)
     text = f"{count(num, 'image')} of the validation part: the test part is scored"
@@ -139,12 +148,11 @@ def validation_notes(splits: Shaped[np.ndarray, " images"]) -> list[Note]:
 
 def trained_or_scored(images: Images) -> Images:
     """The images without a validation part, or with it as test part if there is no other."""
-    validation = images.splits == "val"
+    learned, scored = learned_and_scored(images.splits)
     images = images.noted(*validation_notes(images.splits))
-    if scored_part(images.splits) == "val":
-        images = replace(images, splits=np.where(validation, "test", images.splits))
-    elif validation.any():
-        images = images.subset(np.flatnonzero(~validation))
+    images = replace(images, splits=np.where(scored, "test", images.splits))
+    if not (used := learned | scored).all():
+        images = images.subset(np.flatnonzero(used))
     one_part = len(images) if (images.splits == "test").all() else 0
     text = f"all {one_part} images are of one part, to score; --val decides what is held out"
     return images.noted(*note_on("substituted", one_part, text))

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nearkin.data.batches import CenterCrops
-from nearkin.data.images import Images
+from nearkin.data.images import Images, spread_rows
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import encode_pixels, images_at_once
 from nearkin.encoders.projector import Projected
@@ -49,7 +49,7 @@ def attentive_probe(
     pixels and embeddings have no tokens and are not measured.
     """
     if views is None:
-        raise DataError("it needs the images; there are only features")
+        raise DataError("it needs tokens, and these are features alone")
     if isinstance(views.encoder.backbone.body, Projected):
         return []
     try:
@@ -57,8 +57,8 @@ def attentive_probe(
     except UsageError as error:
         raise DataError(str(error)) from error
     most = max(1, min(TRAINED, HELD // (network.num_tokens * network.dim)))
-    rows = _spread(np.flatnonzero(train.labels != UNLABELED), most)
-    scored = _spread(np.flatnonzero(test.labels != UNLABELED), TRAINED)
+    rows, scored = (np.flatnonzero(of.labels != UNLABELED) for of in (train, test))
+    rows, scored = rows[spread_rows(len(rows), most)], scored[spread_rows(len(scored), TRAINED)]
     few, test = train.subset(rows), test.subset(scored)
     if len(np.unique(few.labels)) < 2 or not len(scored):
         raise DataError("the attentive probe needs labeled images of two classes or more")
@@ -97,11 +97,6 @@ def attentive_probe(
             meaning="The linear probe to compare the attentive one with.",
         ),
     ]
-
-
-def _spread(rows: Int[np.ndarray, " n"], most: int) -> Int[np.ndarray, " chosen"]:
-    """Return at most so many of the rows, evenly spread."""
-    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64))]
 
 
 def tokens_of(

@@ -259,7 +259,7 @@ class Known:
         """Measure kNN by training images of other values, and by as many of each class of any."""
         train, test, rng = self.train, self.test, np.random.default_rng(seed)
         labeled = np.flatnonzero(test.labels != UNLABELED)
-        predicted = np.zeros((2, len(test)), test.labels.dtype)
+        predicted, k = np.zeros((2, len(test)), test.labels.dtype), 0
         order = rng.permutation(np.flatnonzero(train.labels != UNLABELED))
         order = order[np.argsort(train.labels[order], kind="stable")]
         classes = train.labels[order]
@@ -267,6 +267,7 @@ class Known:
         for value in np.unique(self.asked[labeled]):
             rows = labeled[self.asked[labeled] == value]
             others = order[self.own[order] != value]
+            k = max(k, min(K, len(others)))
             counts = np.bincount(train.labels[others], minlength=train.labels.max() + 1)
             for place, bank in enumerate((others, order[rank < counts[classes]])):
                 some = np.sort(bank)
@@ -275,6 +276,6 @@ class Known:
         groups = None if test.groups is None else test.groups[labeled]
         right = (predicted == test.labels)[:, labeled]
         other, any_value = (
-            share(KNN, each, vote_protocol(K), groups=groups, rows=labeled) for each in right
+            share(KNN, each, vote_protocol(k), groups=groups, rows=labeled) for each in right
         )
         return other, any_value

@@ -54,7 +54,13 @@ class Embeddings(Result):
     """What the data call the group of each image, '' for none; empty where they name no group."""
 
     def __post_init__(self) -> None:
-        """Refuse columns of other lengths, and labels that are no classes' numbers."""
+        """Refuse columns of other lengths, and labels that are no classes' numbers.
+
+        Names in an array, as of a label encoder, become a tuple.
+        """
+        for name in ("paths", "classes", "group_names"):
+            if isinstance(names := getattr(self, name), np.ndarray):
+                object.__setattr__(self, name, tuple(names.tolist()))
         if not isinstance(self.vectors, np.ndarray) or self.vectors.ndim != 2:
             raise UsageError("the vectors are no array with a row per image; give one of NumPy")
         for name in COLUMNS[1:]:
@@ -65,6 +71,9 @@ class Embeddings(Result):
                 raise UsageError(f"the {name} are no array; give one of NumPy")
             if len(column) != len(self) and (name == "labels" or len(column)):
                 raise UsageError(f"{len(self)} vectors, but {len(column)} {name}; give one each")
+        self._check_labels()
+
+    def _check_labels(self) -> None:
         kind, low, high = self.labels.dtype.kind, *_extent(self.labels)
         if kind not in "iu" or low < UNLABELED or (self.classes and high >= len(self.classes)):
             raise UsageError(

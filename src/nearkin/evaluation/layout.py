@@ -121,11 +121,6 @@ class EarlyMap:
         # Whoever needs the map computes it if that fails, and meets the error.
         self._computed = self._pool.submit(_computed, self._folder, rows, layout, self._stop)
 
-    @property
-    def running(self) -> bool:
-        """Whether the coordinates are on the way."""
-        return self._computed is not None and not self._computed.done()
-
     def wait(self) -> None:
         """Wait until the coordinates are stored, if they are on the way."""
         self._pool.shutdown()
@@ -146,13 +141,9 @@ class Layout:
     """
 
     def __init__(
-        self,
-        features: Float32[np.ndarray, "n d"],
-        neighbors: Nearest | None = None,
-        threads: int | None = None,
+        self, features: Float32[np.ndarray, "n d"], neighbors: Nearest | None = None
     ) -> None:
-        own = available_cpus() if len(features) > FEW else 1
-        self.threads = own if threads is None else threads
+        self.threads = available_cpus() if len(features) > FEW else 1
         length = np.linalg.norm(features, axis=1, keepdims=True)
         unit = features / np.where(length > 0, length, 1)
         self.affinities: Any = None

@@ -225,12 +225,13 @@ def linear_probe(
 ) -> Metric:
     """Measure the accuracy of a linear classifier on frozen features; see `train_probe`."""
     train, test, rows = _labeled(train, test, "the linear probe")
-    probe = train_probe(train.tensor.to(device), train.labels, seed=seed, groups=train.groups)
+    where = CPU if device.type == "mps" else device  # Apple GPUs have no float64
+    probe = train_probe(train.tensor.to(where), train.labels, seed=seed, groups=train.groups)
     reduced = {} if probe.basis is None else {"principal components": probe.basis.shape[1]}
     stopped = {} if probe.converged else {"fit": "stopped before its optimum"}
     return share(
         "linear probe",
-        probe.predict(test.tensor.to(device)) == test.labels,
+        probe.predict(test.tensor.to(where)) == test.labels,
         {
             "method": "logistic regression on standardized features",
             **reduced,

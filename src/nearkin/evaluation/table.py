@@ -155,6 +155,9 @@ class EmbeddingTable:
             paths=paths,
             classes=classes,
             splits=np.array(splits, np.str_),
+            encoder=self.encoder,
+            removed=self.removed,
+            group_names=groups if any(groups) else (),
         )
 
     def nearest(

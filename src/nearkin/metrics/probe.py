@@ -173,14 +173,13 @@ class Choice:
 
     strength: float  # `C`: the inverse of the regularization
     images: int  # Training images that were held out for it; without any, it is 1
+    at_end: bool = False  # Of its grid, beyond which others may be better
 
     def described(self) -> dict[str, str | int | float]:
         """Return it for the protocol of a metric."""
         if not self.images:
             return {"C": self.strength, "held-out training images to choose it": 0}
-        # Beyond the last strength on either side, others may be better.
-        is_end = self.strength in (STRENGTHS[0], STRENGTHS[-1])
-        end = {"at": "the end of its grid"} if is_end else {}
+        end = {"at": "the end of its grid"} if self.at_end else {}
         return {"C": self.strength, **end, "held-out training images chose it": self.images}
 
 
@@ -442,7 +441,8 @@ def validate(
     right = [int((each.argmax(axis=1) == truth).sum()) for each in held_out]
     loss = [log_loss(each, truth) for each in held_out]
     best = min(range(len(strengths)), key=lambda position: (-right[position], loss[position]))
-    return Validated(Choice(strengths[best], len(rows)), rows, held_out[best], truth)
+    choice = Choice(strengths[best], len(rows), at_end=best in (0, len(strengths) - 1))
+    return Validated(choice, rows, held_out[best], truth)
 
 
 def log_loss(logits: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]) -> float:

@@ -44,7 +44,7 @@ def retrieve(
     Exact; in O(bank log bank) per query, and with few similarities in memory at once.
     """
     # Similarities, not the bank, are sorted by class, so that a class is one piece of them: a
-    # second copy of the bank may be too large.
+    # copy more of the bank than its unit vectors may be too large.
     order = np.argsort(bank_labels, kind="stable")
     labels, bank = bank_labels[order], unit(bank)
     starts, ends = (np.searchsorted(labels, query_labels, side) for side in ("left", "right"))

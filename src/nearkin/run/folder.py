@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -220,12 +220,12 @@ class RunFolder:
             self.summary, "remove it; the run's command with --resume measures anew"
         )
 
-    def add_metrics(self, evaluation: Mapping[str, Any]) -> None:
-        """Store further metrics of the run's own images; those of the same name are replaced."""
-        further = _merged(self._read_evaluation(), evaluation)
-        taken = {name for column in further["metrics"].values() for name in column}
-        left_out = further["left_out"].items()
-        further["left_out"] = {name: why for name, why in left_out if name not in taken}
+    def add_metrics(self, evaluation: Mapping[str, Any], titles: Sequence[str]) -> None:
+        """Store further metrics of the run's own images; those of the same name are replaced.
+
+        Of what was measured anew, by its `titles`, earlier reasons why not are forgotten.
+        """
+        further = _merged(self._read_evaluation(), {**evaluation, "titles": titles})
         replace_text(self.evaluation, json_text(further, indent=2) + "\n")
 
     def read_evaluated(self) -> dict[str, Any]:
@@ -255,13 +255,26 @@ def _read_tables(path: Path, remedy: str, *names: str) -> dict[str, Any]:
 
 
 def _merged(measured: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with others, which replace those of the same name, and the last test of a column."""
+    """Metrics with others, which replace those of the same name, and the last test of a column.
+
+    What is measured of the column, or by the `titles` of the others, has no earlier reason left.
+    """
     metrics = {**measured.get("metrics", {})}
     for table, column in more["metrics"].items():
         metrics[table] = {**metrics.get(table, {}), **column}
-    left_out = {**measured.get("left_out", {}), **more["left_out"]}
-    column = more.get("column", measured.get("column"))
-    return {"metrics": metrics, "left_out": left_out} | ({"column": column} if column else {})
+    column, anew = more.get("column", measured.get("column")), more.get("titles", ())
+    tested = f"column {column['column']}" if column else ""
+    # Of a table, and of some k
+    forgotten = tuple(f"{title}{of}" for title in anew for of in (" of ", " k "))
+    earlier = {
+        name: why
+        for name, why in measured.get("left_out", {}).items()
+        if name not in (*anew, tested) and not name.startswith(forgotten)
+    }
+    titles = [*dict.fromkeys((*measured.get("titles", ()), *anew))]
+    left_out = {**earlier, **more["left_out"]}
+    merged = {"metrics": metrics, "left_out": left_out, "titles": titles}
+    return merged | ({"column": column} if column else {})
 
 
 def neighboring_runs(path: Path) -> list[str]:

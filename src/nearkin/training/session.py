@@ -417,7 +417,7 @@ def _with_column(
     try:
         column = column_test(config.ignore, *parts, seed=config.seed)
     except (UsageError, DataError) as error:  # after hours, for which a number is missing
-        left_out = {**evaluation.left_out, f"kNN of {config.ignore}": str(error)}
+        left_out = {**evaluation.left_out, f"column {config.ignore}": str(error)}
         return replace(evaluation, left_out=left_out)
     note_column(folder, config.ignore, images, values)
     return replace(evaluation, column=column)
