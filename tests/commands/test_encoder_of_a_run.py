@@ -202,6 +202,8 @@ def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, i
     with pytest.raises(UsageError, match="which a run cannot name"):
         nearkin.discover(images, encoder=own, known=["a"], output=out)
     assert not out.exists()
+    again = nearkin.embed_run(own, images, output=out, workers=0, verbose=False)
+    assert load(again, backbone=Bare()).digest == own.digest
 
 
 def labeled_like(images, labels):

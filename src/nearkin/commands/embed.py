@@ -34,7 +34,7 @@ from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import Split
 from nearkin.distributed import choose_device
 from nearkin.distributed.ranks import rank_info
-from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
+from nearkin.encoders.encoder import CUSTOM, Encoder, is_own, load, write_encoder
 from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.column import check_values, remove_column
@@ -153,6 +153,8 @@ def embed_run(
     # First of all: an encoder that cannot be loaded leaves no folder behind.
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
     frozen = loaded(source, config, backbone)
+    if frozen.details["backbone"] == CUSTOM:  # what was loaded may be the encoder itself
+        backbone = backbone or frozen.backbone.body
     with open_run(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
