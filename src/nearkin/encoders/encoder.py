@@ -41,8 +41,6 @@ from nearkin.schema import Auto, check_value
 from nearkin.version import __version__, check_format
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     ImageLike = Image.Image | np.ndarray | Tensor
 
 PIECE: Final = 2**24  # Numbers of a tensor that are checked at once

@@ -265,7 +265,8 @@ def _missing(name: str, url: str, reason: str) -> UsageError:
 def origin(source: str, license_: str | None, file: Path) -> dict[str, str]:
     """Return what an encoder's file keeps of where its weights come from: no path of this machine.
 
-    `source` is an address, or the path of a file or folder, whose name is kept.
+    `source` is an address, or the path of a file or folder, whose name is kept; `file` holds the
+    weights or, of weights in parts, their index.
     """
     license_ = license_ or NOT_STATED
     return {"source": without_folder(source), "license": license_, "sha256": sha256(file)}
