@@ -25,6 +25,7 @@ def served(repository, folder, path, asked):
         return file.read_bytes() if file.is_file() else None
     if not re.fullmatch(rf"/api/models/{name}(/revision/[^/]+|/tree/[^/]+)?", path):
         return None
+    asked.append(path)
     names = sorted(file.name for file in folder.iterdir())
     about = {
         "id": repository,

@@ -156,6 +156,8 @@ def test_what_is_listed_for_people_is_there_as_values():
     assert nearkin.describe_method("moco").startswith("# MoCo")
     assert "timm/resnet18" in nearkin.list_backbones("resnet18")
     assert "timm:resnet18.a1_in1k" in nearkin.list_pretrained("resnet18")
+    with pytest.raises(UsageError, match="no name contains deepseek"):  # they cannot be loaded
+        nearkin.list_pretrained("deepseek")
     assert "recipe:cifar10/moco" in nearkin.list_recipes()
     assert 'method = "moco"' in nearkin.list_settings("moco")
     assert nearkin.doctor().found["torch"] == torch.__version__.partition("+")[0]

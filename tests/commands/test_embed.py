@@ -35,7 +35,7 @@ def write_weights(folder, seed=0):
     folder.mkdir(parents=True)
     save_file(network.state_dict(), folder / "model.safetensors")
     view = {"input_size": [3, 32, 32], "fixed_input_size": True, "interpolation": "bicubic"}
-    view |= {"crop_pct": 0.8, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    view |= {"crop_pct": 0.8, "mean": [0, 0, 0], "std": [0.25, 0.25, 0.25]}
     layers = {"first_conv": "patch_embed.proj", "classifier": "head", "license": "apache-2.0"}
     config = {"architecture": name, "num_classes": 1000, "model_args": size | ARCHITECTURE}
     (folder / "config.json").write_text(json.dumps(config | {"pretrained_cfg": view | layers}))
@@ -92,7 +92,7 @@ def test_a_frozen_encoder_leaves_all_that_a_training_leaves_but_a_training(run, 
     for line in load(source).lines():
         assert line in log
     page = run.report.read_text()
-    statistics = "mean 0.500, 0.500, 0.500, std 0.250, 0.250, 0.250"
+    statistics = "mean 0.000, 0.000, 0.000, std 0.250, 0.250, 0.250"
     for said in ("not trained on these images", "apache-2.0", "nearkin discover", statistics):
         assert said in page
     assert "Training curves" not in page

@@ -202,6 +202,8 @@ def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, i
     with pytest.raises(UsageError, match="which a run cannot name"):
         nearkin.discover(images, encoder=own, known=["a"], output=out)
     assert not out.exists()
+    again = nearkin.embed_run(own, images, output=out, workers=0, verbose=False)
+    assert load(again, backbone=Bare()).digest == own.digest
 
 
 def labeled_like(images, labels):
@@ -260,7 +262,9 @@ def test_an_image_has_the_features_that_embed_gives_its_file(run, tmp_path):
     assert list(stored.paths) == ["clear.png", "deep.png", "turned.jpg"]
     for name, vector in zip(stored.paths, stored.vectors, strict=True):
         with Image.open(tmp_path / name) as image, torch.no_grad():
+            size = image.size
             features = encoder(encoder.transform(image)[None])
+            assert image.size == np.asarray(image).shape[1::-1] == size
         expected = nn.functional.normalize(features)[0]
         np.testing.assert_allclose(vector, expected, atol=1e-6, err_msg=name)
 

@@ -164,6 +164,22 @@ def test_networks_that_ask_for_their_version_are_loaded_again(tmp_path):
         assert torch.equal(load(path, backbone=network)(IMAGES), encoder(IMAGES))
 
 
+NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+"""
+
+
+def test_a_network_of_a_python_file_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    torch.save({"0.weight": torch.ones(4, 3, 3, 3), "0.bias": torch.zeros(4)}, "net.pth")
+    encoder = load("net.py:net@net.pth", image_size=16)
+    assert encoder.details["backbone"] == f"{tmp_path.resolve() / 'net.py'}:net"
+
+
 def test_the_line_says_what_was_taken_and_what_was_not(resnet, tmp_path):
     torch.save(residual_checkpoints(resnet)["moco"], tmp_path / "moco.pth.tar")
     encoder = load(tmp_path / "moco.pth.tar")  # which names its architecture
@@ -193,6 +209,10 @@ def test_small_images_have_a_small_stem(tmp_path):
     assert encoder.image_size == 32
     with torch.no_grad():
         assert torch.equal(encoder(images), network(images))
+    larger = stored(load(f"resnet18@{tmp_path / 'cifar.ckpt'}", image_size=64), tmp_path)
+    assert larger.details["backbone"] == "resnet18?built_for=32"
+    with torch.no_grad():
+        assert torch.equal(larger(IMAGES), network(IMAGES))
 
 
 def test_a_small_stem_is_that_of_a_residual_network_alone():

@@ -45,14 +45,24 @@ def test_a_name_of_the_hub_is_the_folder_there(hub, tmp_path, monkeypatch):
     for name in ("hf-hub:owner/model", "hf_hub:owner/model", "hf-hub:owner/model@main"):
         assert load(name).digest == encoder.digest
     assert not asked  # what is in the cache is taken as it is
+    # What other programs leave there may lack a part: how images are prepared, or weights.
+    for name in ("preprocessor_config.json", "model.safetensors"):
+        next((tmp_path / "hub").glob(f"*/snapshots/*/{name}")).unlink()
+        assert load("owner/model").digest == encoder.digest
+        assert asked
+        asked.clear()
 
 
 def test_weights_in_parts_are_fetched_whole(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder, _ = hub
+    folder, asked = hub
     save(folder, max_shard_size="30KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     assert load("owner/model").digest == load(folder).digest
+    next((tmp_path / "hub").glob("*/snapshots/*/model-*.safetensors")).unlink()
+    asked.clear()
+    assert load("owner/model").digest == load(folder).digest
+    assert asked
 
 
 def test_a_repository_without_an_encoder_gets_one_line(hub, tmp_path, monkeypatch):

@@ -228,6 +228,7 @@ HOSTILE = {
         ("config.json", '{"architecture": "resnet18", "model_args": {"checkpoint_path": "/x"}}'),
         ("config.json", '{"architecture": "resnet18", "input_size": [3, 9, "x"]}'),
         ("preprocessor_config.json", "{"),
+        ("preprocessor_config.json", "{}"),
         ("preprocessor_config.json", '{"image_std": [0, 1, 1]}'),
         (
             "preprocessor_config.json",
@@ -248,6 +249,8 @@ def test_hostile_descriptions_are_refused(folder, tmp_path):
         hostile = shutil.copytree(folder, tmp_path / str(number))
         (hostile / name).write_text(content)
         refusal(hostile, kind)
+    (folder / "preprocessor_config.json").unlink()
+    assert "it has no preprocessor_config.json" in refusal(folder, CheckpointError)
 
 
 def test_a_missing_library_is_named(folder, monkeypatch, tmp_path):

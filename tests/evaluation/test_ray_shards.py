@@ -76,7 +76,7 @@ def actor(folder, output, **changed):
     """An actor for the shards of an output, which finds relative names in the folder."""
     config = EmbedConfig(encoder="encoder.safetensors", device="cpu", workers=0)
     names = {"config": config, "data": "slow.py:load", "output": output} | changed
-    opener = partial(open_on_node, shard_size=SHARD, **names)
+    opener = partial(open_on_node, **names)
     return ShardActor(opener, 0, str(folder))
 
 

@@ -41,6 +41,7 @@ from nearkin.exports.native import write_native
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.networks.heads import CosineHead, Heads
+from nearkin.networks.tokens import AttentivePooling
 from nearkin.run.folder import RunFolder
 
 TIMM = "timm:vit_tiny_patch16_224?depth=2"
@@ -298,14 +299,22 @@ def heads(kind: str) -> torch.nn.Module:
     return {"linear": Heads(128, 2, 3), "cosine": CosineHead(128, 5, 0.1)}[kind].eval()
 
 
+def attention() -> AttentivePooling:
+    return AttentivePooling(torch.zeros(128), torch.ones(128), torch.randn(128, 1))
+
+
 @pytest.mark.parametrize(("kind", "format"), [("linear", "onnx"), ("cosine", "torch-export")])
 def test_a_classifier_gives_the_probabilities_of_assign(data, tmp_path, kind, format):
-    run = classified(tmp_path / "run", data, heads(kind))
+    pooling = attention() if kind == "cosine" else None
+    run = classified(tmp_path / "run", data, heads(kind), pooling)
     exported = nearkin.export(run, data, output=tmp_path / "out", format=format)
     assert exported.what == f"5 classes as {format}"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"- encoder: SHA-256 {load(run).digest}\n" in card
     photo = data / "1.png"
     assigned = nearkin.predict(run, data, workers=0).assignments
-    network = PixelNetwork(load(run), read_classifier(RunFolder(run).classifier))
+    classifier = read_classifier(RunFolder(run).classifier)
+    network = PixelNetwork(classifier.encoder(load(run)), classifier)
     with torch.inference_mode():
         own = network(pixels_and_features(run, photo)[0])[0].numpy()
     assert CLASSES[own.argmax()] == assigned.class_names[1]
@@ -325,14 +334,15 @@ def test_a_classifier_gives_the_probabilities_of_assign(data, tmp_path, kind, fo
 CLASSES = ("cat", "dog", "new-1", "new-2", "new-3")
 
 
-def classified(run: Path, data: Path, heads: torch.nn.Module) -> Path:
+def classified(run: Path, data: Path, heads: torch.nn.Module, pooling=None) -> Path:
     """A run with a classifier of two known and three novel classes."""
     made(run, data, "tiny")
     calibration, drawn = Calibration(1.7, 10, 0.1, 0.05), ViewSettings("ncl", num_views=2, seed=0)
     digest, top = load(run).digest, torch.nn.Identity()
     learned = torch.randn(10, 128), np.arange(10) % 5, np.arange(10) % 5 < 2, 5
     parts = (top, heads, CLASSES, 2, calibration, drawn)
-    classifier = Classifier(*parts, reference=reference_of(*learned), digest=digest)
+    rest = {"reference": reference_of(*learned), "pooling": pooling, "digest": digest}
+    classifier = Classifier(*parts, **rest)
     classifier.write(RunFolder(run).classifier)
     return run
 

@@ -4,15 +4,20 @@ import json
 import tomllib
 
 import huggingface_hub
+import numpy as np
 import pytest
+import tifffile
 from builders import write_network
+from PIL import Image
 
 from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load, untrained, write_encoder
+from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.exports.model_card import Card
 from nearkin.metrics.metric import Metric
 from nearkin.run.folder import RunFolder
 
+TINY = {"backbone": "tiny"}
 HOW = "k=20, 60 test images"
 MEASURES = {
     "encoder": {
@@ -103,6 +108,25 @@ def test_the_code_of_a_transformer_takes_images_of_other_sizes_than_its_weights(
         card = card_of(file, tmp_path / kind, format="huggingface")
         called = '["pixel_values"], interpolate_pos_encoding=True)' in card
         assert called == takes, kind
+
+
+def test_the_code_reads_channels_wherever_they_are_in_a_file(tmp_path):
+    view = Preprocessing(16, low=3 * (0.0,), high=3 * (2.0**16,))
+    write_encoder(tmp_path / "e.safetensors", untrained(TINY, 16), TINY, view)
+    card = card_of(tmp_path / "e.safetensors", tmp_path / "out")
+    exec(card.split("```python\n")[1].split("\nfiles = ")[0], code := {})
+    pixels = np.random.default_rng(0).integers(0, 2**16, (3, 20, 24), np.uint16)
+    Image.fromarray(pixels[0]).save(tmp_path / "gray.png")
+    for name, values, how in (
+        ("gray", pixels[0], {}),
+        ("last", pixels.transpose(1, 2, 0), {"planarconfig": "contig"}),
+        ("planes", pixels, {"planarconfig": "separate"}),
+        ("pages", pixels, {"metadata": {"axes": "CYX"}, "ome": True}),
+    ):
+        tifffile.imwrite(tmp_path / f"{name}.tif", values, photometric="minisblack", **how)
+    for photo in ("gray.png", "gray.tif", "last.tif", "planes.tif", "pages.tif"):
+        own = view.pixels((tmp_path / photo).read_bytes()).transpose(2, 0, 1)
+        np.testing.assert_allclose(code["pixels"](str(tmp_path / photo)), own, atol=1e-6)
 
 
 def test_names_of_classes_are_no_markdown(folder, tmp_path):

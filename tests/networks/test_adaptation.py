@@ -226,6 +226,7 @@ def test_an_encoder_at_another_size_can_be_built_again_from_its_name(tmp_path):
         ("timm/vit_tiny_patch16_224", 64, 96, "timm/vit_tiny_patch16_224"),
         ("resnet18", 32, 64, "resnet18?built_for=32"),
         ("tiny", 16, 24, "tiny"),
+        ("timm/eva02_tiny_patch14_224", 224, 112, "timm/eva02_tiny_patch14_224?built_for=224"),
     ):
         start = build_backbone(name, own)
         first, second = (tmp_path / f"{each}.safetensors" for each in "ab")

@@ -34,7 +34,7 @@ from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import Split
 from nearkin.distributed import choose_device
 from nearkin.distributed.ranks import rank_info
-from nearkin.encoders.encoder import Encoder, is_own, load, write_encoder
+from nearkin.encoders.encoder import CUSTOM, Encoder, is_own, load, write_encoder
 from nearkin.encoders.inference import Inference, choose_precision, inference
 from nearkin.errors import UsageError
 from nearkin.evaluation.column import check_values, remove_column
@@ -153,6 +153,8 @@ def embed_run(
     # First of all: an encoder that cannot be loaded leaves no folder behind.
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
     frozen = loaded(source, config, backbone)
+    if frozen.details["backbone"] == CUSTOM:  # what was loaded may be the encoder itself
+        backbone = backbone or frozen.backbone.body
     with open_run(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
@@ -519,7 +521,7 @@ def embed_shards(
     folder = _claimed(path, config, loaded, images, shard_size)
     own = [number for number in folder.missing() if number % step == first]
     if engine == "ray":
-        opener = partial(open_on_node, config, data, path.resolve(), shard_size)
+        opener = partial(open_on_node, config, data, path.resolve())
         made = _made_on_ray(opener, own, shard_size, config, log)
     else:
         by, workers = prepared(config, loaded, len(images), device, log), processes(config.workers)
@@ -530,12 +532,13 @@ def embed_shards(
 
 
 def open_on_node(
-    config: EmbedConfig, data: Any, output: Path, shard_size: int
+    config: EmbedConfig, data: Any, output: Path
 ) -> tuple[ShardFolder, Inference, Images]:
     """Open the same on a node of a cluster, which must see the folder that was begun."""
-    config = replace(config, precision=ShardFolder.open(output).note.precision)
+    begun = ShardFolder.open(output).note
+    config = replace(config, precision=begun.precision)
     encoder, images = opened(config, data, None, Silent())
-    folder = _claimed(output, config, encoder, images, shard_size)
+    folder = _claimed(output, config, encoder, images, begun.shard)
     by = prepared(config, encoder, len(images), choose_device(config.device), Silent())
     return folder, by, images
 

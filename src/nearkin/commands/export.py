@@ -121,9 +121,10 @@ def export(
         images = images_of(folder, data, trust=trust)
         return Export(path.resolve(), f"{write_atlas(folder, images, path)} images")
     encoder, classifier = load(name, backbone=backbone, trust_remote_code=trust), None
+    network = PixelNetwork(encoder)
     if folder.classifier.exists() and format in get_args(GraphFormat):
         classifier = read_classifier(folder.classifier)
-        encoder = classifier.encoder(encoder)
+        network = PixelNetwork(classifier.encoder(encoder), classifier)
     elif folder.classifier.exists():
         log.info(f"without its classifier, which {format} does not hold; onnx and torch-export do")
     if is_file:  # without a card that has it
@@ -140,7 +141,6 @@ def export(
     with resource_errors(), _whole(path, is_file) as partial:
         sample = _sample(folder, data, encoder, log, trust)
         file = partial / (path.name if is_file else FILES.get(format, ""))
-        network = PixelNetwork(encoder, classifier)
         if format == "onnx" or format == "torch-export":
             theirs, program = write_graph(
                 format,

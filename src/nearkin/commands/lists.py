@@ -297,7 +297,11 @@ def list_pretrained(pattern: str = "") -> list[str]:
     import timm
 
     names = [*DINOV2, *(f"torchvision:{name}" for name in torchvision_names())]
-    names += (f"timm:{name}" for name in timm.list_pretrained())
+    names += (
+        f"timm:{name}"
+        for name in timm.list_pretrained()
+        if timm.get_pretrained_cfg(name).crop_mode != "border"  # which `timm_view` refuses
+    )
     return _matching(pattern, names, "pretrained")
 
 

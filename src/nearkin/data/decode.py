@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from nearkin.errors import UsageError
 
@@ -417,6 +418,9 @@ def _crop(image: Image.Image | Planes, box: Float[np.ndarray, " 4"], size: int) 
 def rgb_pixels(image: Any, min_side: int | None = None) -> UInt8[np.ndarray, "_ _ 3"]:
     """A PIL image (`min_side` as in `decode`), an array or a tensor as upright RGB."""
     if isinstance(image, Image.Image):
+        if isinstance(image, JpegImageFile) and image.tile and image.fp:  # not decoded yet
+            frame, image = image.tell(), Image.open(image.fp)  # what was given keeps its scale
+            image.seek(frame)
         return np.asarray(load(image, min_side))
     pixels = array_pixels(image, 3, plain=True)
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))

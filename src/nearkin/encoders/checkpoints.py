@@ -28,7 +28,7 @@ from nearkin.encoders.libraries import Pretrained, described, differences
 from nearkin.encoders.origin import origin
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, UsageError
-from nearkin.extensions import is_reference, names_code
+from nearkin.extensions import absolute, is_reference, names_code
 from nearkin.files import check_unpacked, usable
 from nearkin.networks import backbone
 from nearkin.networks.backbone import NATIVE, SMALL, SMALL_IMAGE, timm_names, torchvision_names
@@ -321,7 +321,8 @@ def load_file(architecture: str, path: Path, image_size: int | None) -> Pretrain
     tensors, said = read_checkpoint(path)
     small = has_small_stem(tensors)
     size = image_size or (SMALL_SIZE if small else None)
-    name, notes = _as_authors(_resolved(architecture or said, size, path), tensors)
+    named = _resolved(architecture or said, size, path, small=small)
+    name, notes = _as_authors(named, tensors)
     view, license_, assumed = _prepared(name, size)
     body = _network(name, view.image_size)
     match = _matching(path, tensors, body, name)
@@ -354,8 +355,11 @@ def _tag(name: str) -> str:
     return backbone.architecture(name).tag if NATIVE.fullmatch(name) else ""
 
 
-def _resolved(architecture: str, size: int | None, path: Path) -> str:
-    """Return the full name of an architecture: as its library builds it, from 64 px on."""
+def _resolved(architecture: str, size: int | None, path: Path, *, small: bool) -> str:
+    """Return the full name of an architecture: as its library builds it, from 64 px on.
+
+    With a `small` stem, it is what the name means for small images, at any size.
+    """
     if not architecture:
         raise UsageError(
             f"{path} does not say of which architecture it is; give ARCHITECTURE@FILE, "
@@ -365,7 +369,9 @@ def _resolved(architecture: str, size: int | None, path: Path) -> str:
         architecture += "_patch16_224"
     own = architecture in SMALL or is_reference(architecture)
     if NATIVE.fullmatch(architecture) or own or (size and size < SMALL_IMAGE):
-        return architecture
+        return absolute(architecture)
+    if small:
+        return f"{architecture}?built_for={SMALL_SIZE}"
     library, _, bare = architecture.rpartition("/")
     for each, names in (("torchvision", torchvision_names()), ("timm", timm_names())):
         if library in ("", each) and bare.partition(".")[0] in names:

@@ -41,8 +41,6 @@ from nearkin.schema import Auto, check_value
 from nearkin.version import __version__, check_format
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     ImageLike = Image.Image | np.ndarray | Tensor
 
 PIECE: Final = 2**24  # Numbers of a tensor that are checked at once
@@ -362,10 +360,15 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
     name = str(encoder.details["backbone"])
     network = copy.deepcopy(encoder.backbone)
     check_patches(network.body, image_size, name)
-    fresh = network if name == CUSTOM else untrained(encoder.details, image_size)
-    if name == CUSTOM or _shapes(network) != _shapes(fresh):
+    try:
+        fresh = network if name == CUSTOM else untrained(encoder.details, image_size)
+    except UsageError:
+        if NATIVE.fullmatch(name):
+            raise
+        fresh = None  # the name alone is of one size
+    if name == CUSTOM or fresh is None or _shapes(network) != _shapes(fresh):
         resize_input(network.body, image_size, name)
-    if _shapes(network) == _shapes(fresh):
+    if fresh is not None and _shapes(network) == _shapes(fresh):
         fresh.load_state_dict(network.state_dict())
         network = fresh  # as its name builds it, tables of the new size included
     elif NATIVE.fullmatch(name):

@@ -265,7 +265,7 @@ def _processor(folder: Path, kind: str) -> dict[str, Any]:
     named = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
     for name in (named and f"{named}Pil", named, names.get("pil"), names.get("torchvision")):
         cls = get_image_processor_class_from_name(name) if name else None
-        if cls is not None:
+        if stored and cls is not None:
             stored.pop("auto_map", None)
             return {**cls(**stored).to_dict(), "class": cls.__name__}
     raise ValueError("it has no preprocessor_config.json that transformers knows")

@@ -168,8 +168,8 @@ def timm_view(config: Mapping[str, Any], size: int) -> Preprocessing:
         crop="squash" if config.get("crop_mode") == "squash" else "center",
         resize_to=math.floor(size / config["crop_pct"]),
         interpolation=config["interpolation"],
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
+        mean=tuple(map(float, config["mean"])),  # a file may have whole numbers
+        std=tuple(map(float, config["std"])),
     )
 
 

@@ -42,9 +42,9 @@ WEIGHTS: Final = (
 """Files of weights, or of what parts they are in; the first that is there is read."""
 INDEX: Final = ".index.json"
 MAX_CONFIG: Final = 20_000_000  # bytes; lists of 21,000 classes take a few megabytes
-DESCRIPTIONS: Final = (
-    "config.json", "preprocessor_config.json", "processor_config.json", "README.md"
-)  # fmt: skip
+PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
+"""Files in which transformers describes how images are prepared."""
+DESCRIPTIONS: Final = ("config.json", *PROCESSORS, "README.md")
 """What is read besides the weights."""
 
 
@@ -148,16 +148,14 @@ def hub_folder(name: str, repository: str) -> Path:
     Of several formats of the same weights, one is downloaded. Arguments and errors are those of
     `hub_file`.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
     from huggingface_hub.constants import ENDPOINT
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
     repository, _, revision = repository.partition("@")
     at = revision or "main"
-    with contextlib.suppress(LocalEntryNotFoundError):
-        cached = Path(snapshot_download(repository, revision=at, local_files_only=True))
-        if is_folder(cached) and weights_among([file.name for file in cached.iterdir()]):
-            return cached
+    cached = try_to_load_from_cache(repository, "config.json", revision=at)
+    if isinstance(cached, str) and _has_all(Path(cached).parent):
+        return Path(cached).parent
     with fetching(name, f"{ENDPOINT}/{repository}/tree/{at}"):
         files = HfApi().list_repo_files(repository, revision=at)
         wanted = [*DESCRIPTIONS, *weights_among(files)]
@@ -167,6 +165,14 @@ def hub_folder(name: str, repository: str) -> Path:
             f"{ENDPOINT}/{repository} has no config.json: it is of neither timm nor transformers"
         )
     return folder
+
+
+def _has_all(folder: Path) -> bool:
+    """Whether a folder of the hub's cache has all that is read; others may fetch a part of it."""
+    with contextlib.suppress(NearkinError):
+        config, _ = read_config(folder), weights_file(folder)
+        return "architecture" in config or any((folder / name).is_file() for name in PROCESSORS)
+    return False
 
 
 def torch_file(name: str, url: str) -> Path:
@@ -259,7 +265,8 @@ def _missing(name: str, url: str, reason: str) -> UsageError:
 def origin(source: str, license_: str | None, file: Path) -> dict[str, str]:
     """Return what an encoder's file keeps of where its weights come from: no path of this machine.
 
-    `source` is an address, or the path of a file or folder, whose name is kept.
+    `source` is an address, or the path of a file or folder, whose name is kept; `file` holds the
+    weights or, of weights in parts, their index.
     """
     license_ = license_ or NOT_STATED
     return {"source": without_folder(source), "license": license_, "sha256": sha256(file)}

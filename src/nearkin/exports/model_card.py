@@ -19,7 +19,7 @@ from nearkin.evaluation.baselines import TITLES
 from nearkin.exports.native import architecture
 from nearkin.files import replace_text, usable
 from nearkin.metrics.metric import Metric
-from nearkin.networks.backbone import SMALL_IMAGE
+from nearkin.networks.backbone import HEADS, SMALL_IMAGE
 from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
 from nearkin.text import printable
@@ -30,7 +30,6 @@ PREPROCESSING: Final = "preprocessing.json"
 SETTINGS: Final = "settings.toml"
 LIBRARIES: Final = {"timm": "timm", "huggingface": "transformers", "onnx": "onnx"}
 """What the hub of Hugging Face calls the libraries of formats."""
-HEADS: Final = ("fc", "classifier", "head", "heads")
 TEMPLATES: Final = Environment(
     loader=PackageLoader(__package__),
     finalize=lambda value: printable(str(value)).replace("\n", r"\n"),  # no line of its own
