@@ -157,6 +157,7 @@ def fit(
         for done, step in training_steps(
             config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):
+            checkpointer.done = done  # the state that an evaluation may find diverged
             due = done == total or bool(every and done % (every * per_epoch) == 0)
             with evaluating(method, trained) if due else nullcontext():
                 if record:
