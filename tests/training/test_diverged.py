@@ -163,7 +163,7 @@ def test_what_an_evaluation_finds_in_a_stage_is_kept_and_no_command_that_is_refu
     folder = RunFolder(tmp_path)  # without settings, as those of stages are
     with (
         Logger(Silent(), folder.log) as log,
-        pytest.raises(DivergedError, match="finite; try a lower learning rate$"),
+        pytest.raises(DivergedError, match=r"finite; try a lower learning rate$"),
     ):
         fit(config, method, [batches], Lead(folder, log, feature_health(batches)))
     assert latest(folder.diverged).name == "ckpt-00000001.pt"

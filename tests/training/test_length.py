@@ -84,7 +84,8 @@ def test_a_cache_has_what_is_timed_and_filling_it_counts_once(photographs):
     handle = method.backbone.register_forward_hook(look)
     with_epochs(config, method, [batches])
     handle.remove()
-    assert undecoded and not any(undecoded)
+    assert undecoded
+    assert not any(undecoded)
     assert time_filling(config, batches) > 0
     assert time_filling(replace(config, cache="off"), batches) == 0
 

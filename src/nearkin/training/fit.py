@@ -165,8 +165,9 @@ def fit(
             # All processes must stop after the same step, whichever of them got the signal. It is
             # read once per step: a signal that comes while saving is for the next step.
             stop = all_reduce_max(interrupts.stop)
-            last = done == total or bool(stop)
-            checkpointer.after(done, requested=interrupts.take_save(), last=last)
+            checkpointer.after(
+                done, requested=interrupts.take_save(), last=done == total or bool(stop)
+            )
             if stop:
                 interrupts.end(done, stop)
         if stop := all_reduce_max(interrupts.stop):

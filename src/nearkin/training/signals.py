@@ -30,9 +30,10 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             for name in (*STOPPING, SAVING):
                 number = getattr(signal, name, None)  # Windows has fewer
-                if number is None or name != SAVING and signal.getsignal(number) == signal.SIG_IGN:
+                if number is None:
                     continue
-                self._before[number] = signal.signal(number, self._note)
+                if name == SAVING or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
