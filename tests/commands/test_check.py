@@ -60,6 +60,8 @@ def test_settings_are_proposed_for_the_images_that_a_training_trains_on(tmp_path
     parts = f"{noted['train']} to train on, {noted['test']} to score, as by --val 0.1"
     assert f"parts       {parts}\n" in text
     assert f" batch {batch} (global)," in text
+    (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
+    assert f", {3 * checkpoint.stat().st_size / 1e6:.0f} MB of disk" in text
 
 
 def test_images_that_cannot_be_divided_are_checked_all_the_same(tmp_path, capsys):

@@ -138,6 +138,7 @@ def test_the_command_line_shows_the_page_in_80_columns_with_nothing_cut_off(caps
     for name, cls in METHODS.items():
         assert run("list", "methods", name) == 0
         output = capsys.readouterr().out
+        assert ("--teacher ENCODER" in output) == cls.uses_teacher
         assert max(map(len, output.splitlines())) <= 80, name
         assert not {"\x1b", "…"} & set(output), name
         for key in parameters(cls):

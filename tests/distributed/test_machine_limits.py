@@ -27,6 +27,16 @@ def test_free_memory_is_that_of_the_tightest_control_group(tmp_path):
     assert free_memory(tmp_path) == 3_000_000
     write("sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "2000000\n")
     assert free_memory(tmp_path) == 2_000_000
+    write("sys/fs/cgroup/user/memory.current", "2500000\n")
+    write("sys/fs/cgroup/user/memory.stat", "anon 1900000\nfile 500000\ninactive_file 400000\n")
+    assert free_memory(tmp_path) == 900_000  # files that were read are given up
+    group = "sys/fs/cgroup/memory/jobs"
+    write(f"{group}/memory.usage_in_bytes", "1800000\n")
+    assert free_memory(tmp_path) == 200_000
+    write(f"{group}/memory.stat", "inactive_file 0\nrss 9\ntotal_inactive_file 300000\n")
+    assert free_memory(tmp_path) == 500_000
+    write(f"{group}/memory.usage_in_bytes", "2400000\n")
+    assert free_memory(tmp_path) == 1  # none, and not: unknown
 
 
 def version_1(group, quota):

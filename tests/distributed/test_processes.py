@@ -362,6 +362,8 @@ def test_processes_meet_on_the_first_machine():
     for listed, first in nodes.items():
         meeting = slurm_env(srun(0, "7") | {"SLURM_STEP_NODELIST": listed})
         assert meeting["MASTER_ADDR"] == first, listed
+    steps = [srun(0, job) | {"SLURM_STEP_ID": step} for job in "78" for step in "01"]
+    assert len({slurm_env(step)["MASTER_PORT"] for step in steps}) == 4
 
 
 def processors() -> list[tuple[int, ...]]:

@@ -16,12 +16,18 @@ from torch import nn
 from nearkin.commands.doctor import doctor
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
+from nearkin.data.opening import open_images
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
+from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logger, Silent
 from nearkin.training.checkpoint import latest
+from nearkin.training.fit import Lead, fit
+from nearkin.training.health import feature_health
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
+from nearkin.training.session import build
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """What the forward pass of a batch norm moves, diverged or not."""
@@ -142,6 +148,25 @@ def test_a_run_that_diverges_keeps_what_came_before_and_the_state_it_diverged_fr
     good, captured = (latest(run / folder) for folder in ("checkpoints", "diverged"))
     assert good is not None
     assert captured.name >= good.name
+
+
+def test_what_an_evaluation_finds_in_a_stage_is_kept_and_no_command_that_is_refused_advised(
+    tmp_path,
+):
+    images = open_images(pixels(16))
+    config = TrainConfig(
+        method="barlow_twins", backbone="tiny", image_size=16, epochs=2, batch_size=16, lr=1e9,
+        optimizer="sgd", warmup=0.0, precision="fp32", evaluate_every=1,
+    )  # fmt: skip
+    config = resolve(config, images, torch.device("cpu"))
+    method, batches = build(config, images, torch.device("cpu"))
+    folder = RunFolder(tmp_path)  # without settings, as those of stages are
+    with (
+        Logger(Silent(), folder.log) as log,
+        pytest.raises(DivergedError, match=r"finite; try a lower learning rate$"),
+    ):
+        fit(config, method, [batches], Lead(folder, log, feature_health(batches)))
+    assert latest(folder.diverged).name == "ckpt-00000001.pt"
 
 
 def test_a_replay_repeats_the_step_and_names_the_layer(diverged):

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from nearkin.training.length import (
     Overhead,
     seconds_per_step,
     time_epoch,
+    time_filling,
     time_is_short,
     undone,
+    with_epochs,
 )
 from nearkin.training.optimizer import build_optimizer
 from nearkin.training.session import build
@@ -71,6 +74,20 @@ def test_workers_still_read_at_the_last_step_that_is_timed(workers):
 def test_what_is_read_once_is_not_read_ahead():
     for settings in ({"workers": 0}, {"workers": 5, "cache": "ram"}):
         assert counted(**settings) == (8, 8), settings
+
+
+def test_a_cache_has_what_is_timed_and_filling_it_counts_once(photographs):
+    """Later epochs, of which the time is to be filled, have nothing to decode either."""
+    config, method, batches = planned(photographs, workers=1, cache="ram")
+    rows, undecoded = np.arange(len(batches.images)), list[int]()
+    look = lambda *_: undecoded.append(len(batches.dataset.cache.undecoded(rows)))
+    handle = method.backbone.register_forward_hook(look)
+    with_epochs(config, method, [batches])
+    handle.remove()
+    assert undecoded
+    assert not any(undecoded)
+    assert time_filling(config, batches) > 0
+    assert time_filling(replace(config, cache="off"), batches) == 0
 
 
 def test_the_steps_that_are_timed_are_undone_and_taken_without_a_second_network():

@@ -141,7 +141,11 @@ def test_a_second_signal_acts_at_once_and_saves_nothing(name, sender):
 def test_a_run_never_says_that_a_step_is_saved_which_is_not(sender):
     """It is stopped in the moment after it has decided that no checkpoint is due."""
     after = "nearkin.training.checkpoint.Checkpointer.after"
-    stop = lambda: os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)  # which is to be saved anyway
+
     aim = kills.Aim(after, after, "before")
     child = sender.start(lambda: kills.set_up(aim, METHOD, 5, stop))
     assert kills.finish(child) == STOPPING["SIGTERM"]
@@ -162,7 +166,15 @@ def test_waiting_and_a_closed_terminal_under_nohup_are_harmless(name, sender):
 
 
 def test_a_run_that_is_asked_to_save_does_so_and_goes_on(sender):
-    child = sender.start(sender.note)
+    """Before its first step and after its last one, there is nothing to save."""
+
+    def prepare():
+        sender.note()
+        for name in ("settings, before fsync", "evaluation"):
+            save = lambda: os.kill(os.getpid(), signal.SIGUSR1)
+            kills.set_up(kills.AIMS[name], METHOD, 1, save)
+
+    child = sender.start(prepare)
     times = [sender.send(child, signal.SIGUSR1, step) for step in (3, 12)]
     assert kills.finish(child) == 0
     *middle, last = sender.saved()

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from nearkin.commands.arguments import command
@@ -25,9 +26,28 @@ from nearkin.evaluation.augmentation import augmentation_warnings
 from nearkin.evaluation.leaks import Leaks
 from nearkin.pace import count
 from nearkin.result import Result, Row
-from nearkin.run.auto import describe, resolve
+from nearkin.run.auto import describe, resolve, view_sides
 from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.training.cost import Cost, cost
+from nearkin.training.length import Overhead, planned_epochs, time_epoch, time_filling
+from nearkin.training.session import build
+from nearkin.training.start import OPTIMIZER_COPIES
+
+TIMED_BATCH: Final = 32  # Of large images, where measuring a full batch takes minutes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a training takes on this machine, about."""
+
+    epochs: int  # That are planned at the speed that was measured
+    hours: float  # At that speed
+    megabytes: float  # Of disk
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        minutes = max(1, round(self.hours * 60))
+        time = f"{self.hours:.1f} hours" if self.hours >= 1 else f"{minutes} min"
+        return f"about {time}, {self.megabytes:.0f} MB of disk"
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,7 +167,7 @@ def check(
         images, train = split.images, split.train
         parts = {"train": len(train), "test": len(split.test_rows)}
         config = resolve(config, train, device)
-        estimate = cost(config, train, device)
+        estimate = _cost(config, train, device)
         warnings += augmentation_warnings(train, config.augment)
         proposal = describe(replace(config, epochs=estimate.epochs))
     except NearkinError as error:
@@ -166,3 +186,17 @@ def check(
         proposal,
         estimate,
     )
+
+
+def _cost(config: TrainConfig, images: Images, device: torch.device) -> Cost:
+    """Estimate what a training takes on this machine, by timing a few steps."""
+    batch = int(config.batch_size)
+    timed = config if images.is_small else replace(config, batch_size=min(TIMED_BATCH, batch))
+    method, batches = build(timed, images, device)
+    parts = [batches.resized(side) for side in view_sides(timed)]
+    filling, epoch = time_filling(timed, parts[0]), time_epoch(timed, method, parts)
+    epochs = planned_epochs(config, epoch, Overhead(start=filling))
+    weights = sum(tensor.nbytes for tensor in method.state_dict().values())
+    checkpoints = 3 * (1 + OPTIMIZER_COPIES[config.optimizer]) * weights  # the newest three
+    features = 4 * method.backbone.feature_dim * len(images)
+    return Cost(epochs, (filling + epoch * epochs) / 3600, (checkpoints + features) / 1e6)

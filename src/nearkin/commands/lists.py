@@ -131,7 +131,7 @@ def describe_method(method: str, *more: Any) -> str:
         f"# {about.title if about else label(method)}",
         *_remarks(cls),
         _views(cls),
-        f"    nearkin train DATA --method {method}" + (" --known A,B" if cls.uses_labels else ""),
+        f"    nearkin train DATA --method {method}{_needed(cls)}",
     ]
     if about:
         sections += ["## Equation", about.equation, about.letters]
@@ -157,7 +157,14 @@ def _views(cls: type[Method[Any]]) -> str:
         views += f" ({', '.join(kinds)})"
     more = ", and more if `--num-views` or the augmentation say so" if cls.more_views else ""
     labels = ", and the labels of known classes" if cls.uses_labels else ""
-    return f"It takes {views} of each image{more}{labels}."
+    teacher = ", and a teacher's features of each view" if cls.uses_teacher else ""
+    return f"It takes {views} of each image{more}{labels}{teacher}."
+
+
+def _needed(cls: type[Method[Any]]) -> str:
+    """The options without which a method is refused."""
+    known = " --known A,B" if cls.uses_labels else ""
+    return known + (" --teacher ENCODER" if cls.uses_teacher else "")
 
 
 def written(cls: type[Method[Any]]) -> str:

@@ -173,7 +173,7 @@ def _bind(cpus: list[int]) -> None:
 def cpu_quota(root: Path = Path("/")) -> float:
     """Return how many CPUs the control groups of a process allow; infinity without a limit."""
     limits = _limits(root, "cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"])
-    return min((quota / period for quota, period in limits if quota > 0), default=math.inf)
+    return min((quota / period for _, (quota, period) in limits if quota > 0), default=math.inf)
 
 
 def free_memory(root: Path = Path("/")) -> int:
@@ -183,11 +183,22 @@ def free_memory(root: Path = Path("/")) -> int:
     if free is None or not hasattr(os, "memfd_create"):
         return 0
     limits = _limits(root, "memory", ["memory.max"], ["memory.limit_in_bytes"])
-    return min(1024 * int(free[1]), *(limit for (limit,) in limits), 2**62)
+    left = (limit - _memory_in_use(group) for group, (limit,) in limits)
+    return max(1, min(1024 * int(free[1]), *left, 2**62))
 
 
-def _limits(root: Path, controller: str, *versions: list[str]) -> Iterator[list[int]]:
-    """Yield limits of the control groups of a process, and of those around them.
+def _memory_in_use(group: Path) -> int:
+    """Return the bytes that a control group holds, without files that were read some time ago."""
+    names = ("memory.current", "memory.usage_in_bytes", "memory.stat")  # of both versions
+    text = "\n".join((group / name).read_text() for name in names if (group / name).exists())
+    used = re.search(r"^\d+$", text, re.MULTILINE)
+    # The first version lists what is in the group itself, and then the total of those within.
+    *_, given_up = 0, *re.findall(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
+    return int(used[0]) - int(given_up) if used else 0
+
+
+def _limits(root: Path, controller: str, *versions: list[str]) -> Iterator[tuple[Path, list[int]]]:
+    """Yield the control groups of a process, and those around them, that have limits, with these.
 
     The controller is that of a resource; the files that have a limit are those of each version.
     """
@@ -202,7 +213,7 @@ def _limits(root: Path, controller: str, *versions: list[str]) -> Iterator[list[
         for group, names in product((own, *own.parents), versions):
             with suppress(OSError, ValueError):  # not here, or "max"
                 texts = [(top / group / name).read_text(encoding="utf-8") for name in names]
-                yield [int(number) for text in texts for number in text.split()]
+                yield top / group, [int(number) for text in texts for number in text.split()]
 
 
 def native_precision(device: torch.device) -> torch.dtype:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from nearkin.errors import DivergedError, UnsavedError, UsageError
 
 SLURM_PORTS: Final = range(20_000, 30_000)
-"""Ports of the rendezvous of processes that SLURM starts, by the number of their job."""
+"""Ports of the rendezvous of processes that SLURM starts, by the numbers of their job and step."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,14 @@ def slurm_env(env: Mapping[str, str]) -> dict[str, str]:
         return {}
     # n[001-004,7],m2 begins with n001
     first = re.sub(r"\[(\d+)[^]]*\]", r"\1", env["SLURM_STEP_NODELIST"], count=1)
+    # Steps of a job may share a machine, and so may jobs whose numbers follow each other.
+    port = int(env["SLURM_JOB_ID"]) + 1009 * int(env.get("SLURM_STEP_ID", 0))
     return {
         "RANK": env["SLURM_PROCID"],
         "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": env["SLURM_LOCALID"],
         "MASTER_ADDR": first.partition(",")[0],
-        "MASTER_PORT": str(SLURM_PORTS[int(env["SLURM_JOB_ID"]) % len(SLURM_PORTS)]),
+        "MASTER_PORT": str(SLURM_PORTS[port % len(SLURM_PORTS)]),
     }
 
 

@@ -40,8 +40,8 @@ class BYOL(Method[None]):
     Args:
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of projector and predictor; 0 is that of the features.
-        momentum: EMA coefficient of the target at the first step; it rises to 1.
-        rising_momentum: Whether the EMA coefficient rises.
+        momentum: EMA coefficient of the target at the first step.
+        rising_momentum: Whether it rises from there to 1.
     """
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).

@@ -1,6 +1,8 @@
 """A run at work: its folder is locked, its settings are known, and its log is open."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -43,6 +45,25 @@ class OpenRun(Generic[Settings]):
 
 
 @contextmanager
+def requests_to_save_ignored() -> Iterator[None]:
+    """Let SIGUSR1, unless it has a handler, do nothing in a `with` block, instead of ending it.
+
+    A training handles it while it takes steps; there is nothing to save before and after.
+    Processes that are started in the block ignore it as well.
+    """
+    number = getattr(signal, "SIGUSR1", None)  # Windows has none
+    is_main = threading.current_thread() is threading.main_thread()
+    if number is None or not is_main or signal.getsignal(number) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def open_run(
     folder: RunFolder,
     config: Settings,
@@ -72,7 +93,7 @@ def open_run(
         folder.path.mkdir(parents=True, exist_ok=True)
         if not folder.marker.exists():  # which would be left there, and hide a folder of images
             _check_free(folder, resume=resume, overwrite=overwrite)
-    with folder.locked():
+    with requests_to_save_ignored(), folder.locked():
         was_empty = not folder.is_occupied
         _check_free(folder, resume=resume, overwrite=overwrite)
         _prepare(folder)

@@ -89,7 +89,7 @@ def save(folder: Path, state: State, *, keep: int = 3, finite: bool = True) -> P
     for place in not_finite(state) if finite else ():
         raise DivergedError(
             f"{place} is no longer finite after step {state['step']}; nothing was written since "
-            "the checkpoint before. Try a smaller --lr"
+            "the checkpoint before. Try a lower learning rate"
         )
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -277,10 +277,10 @@ class Checkpointer:
             self._failures = 0
 
     @contextmanager
-    def keeping_diverged(self) -> Iterator["Checkpointer"]:
+    def keeping_diverged(self) -> Iterator[None]:
         """Keep the state at which a training diverges within a `with` block, for a replay."""
         try:
-            yield self
+            yield
         except DivergedError as error:
             state = state_of(self.done, self.method, self.optimizer)
             if self.files is None:
@@ -288,5 +288,7 @@ class Checkpointer:
             folder = self.files.folder
             with suppress(ResourceError):  # the divergence is the error to report
                 save(folder.diverged, state, keep=1, finite=False)
+            if not folder.config.exists():  # a stage, which is no run by itself
+                raise
             where = f"`nearkin doctor {folder.path}` shows where it began"
             raise DivergedError(f"{error}; {where}") from error

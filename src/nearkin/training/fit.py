@@ -157,6 +157,7 @@ def fit(
         for done, step in training_steps(
             config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):
+            checkpointer.done = done  # the state that an evaluation may find diverged
             due = done == total or bool(every and done % (every * per_epoch) == 0)
             with evaluating(method, trained) if due else nullcontext():
                 if record:
@@ -164,8 +165,9 @@ def fit(
             # All processes must stop after the same step, whichever of them got the signal. It is
             # read once per step: a signal that comes while saving is for the next step.
             stop = all_reduce_max(interrupts.stop)
-            last = done == total or bool(stop)
-            checkpointer.after(done, requested=interrupts.take_save(), last=last)
+            checkpointer.after(
+                done, requested=interrupts.take_save(), last=done == total or bool(stop)
+            )
             if stop:
                 interrupts.end(done, stop)
         if stop := all_reduce_max(interrupts.stop):

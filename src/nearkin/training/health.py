@@ -55,7 +55,7 @@ def health(embeddings: Float[Tensor, "n d"]) -> dict[str, float]:
         DivergedError: If the embeddings are not finite.
     """
     if not embeddings.isfinite().all():
-        raise DivergedError("the embeddings are no longer finite; try a smaller --lr")
+        raise DivergedError("the embeddings are no longer finite; try a lower learning rate")
     z = unit(embeddings.float())
     return {
         "effective_rank": float(effective_rank(z)),

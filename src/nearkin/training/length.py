@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from nearkin.training.anchor import Anchor
 from nearkin.training.average import IMAGES, SHARES
 from nearkin.training.fit import optimizer_for, sharded, training_steps
 from nearkin.training.health import Monitor
+from nearkin.types import Batch
 
 WARM_UP: Final = 2  # Steps of an estimate that are not timed, at least
 TIMED: Final = 6  # Steps that are timed after them, at least
@@ -37,20 +39,42 @@ def time_epoch(config: TrainConfig, method: Method[Any], parts: Sequence[BatchLo
 def _time_epoch(config: TrainConfig, method: Method[Any], batches: BatchLoader) -> float:
     """Time a few steps, and undo them."""
     # A usual step: the backbone learns, whatever the length of the training will be.
-    usual, laps = replace(config, epochs=1, freeze_epochs=0), list[float]()
-    # A cache leaves nothing to decode after the first epoch. Without one, workers must be as busy
-    # as they will be: no step that is timed has waited since before the first one, and there is
-    # more to read than is trained on.
+    usual = replace(config, epochs=1, freeze_epochs=0)
+    # A cache leaves nothing to decode after the first epoch.
     workers = int(config.workers) if config.cache == "off" else 0
-    warm_up, group = max(WARM_UP, workers), max(1, workers)
-    total = warm_up + group * math.ceil(TIMED / group)
-    fed = closing(batches.load(0, total + PREFETCHED * workers))
-    with undone(method), fed as read:
+    with undone(method):
         optimizer, anchor = optimizer_for(method, usual), Anchor.at(method, usual.anchor)
-        trained, before = sharded(usual, method, optimizer), time.perf_counter()
-        for _ in training_steps(
-            usual, trained, optimizer, read, start=0, total=total, anchor=anchor
-        ):
+        trained = sharded(usual, method, optimizer)
+
+        def steps(read: Iterator[Batch], total: int) -> Iterator[object]:
+            return training_steps(
+                usual, trained, optimizer, read, start=0, total=total, anchor=anchor
+            )
+
+        return _timed(steps, batches, workers)
+
+
+def time_filling(config: TrainConfig, batches: BatchLoader) -> float:
+    """Estimate the seconds in which the first epoch fills the cache, if there is one.
+
+    Afterwards it has all images of the steps that `time_epoch` takes.
+    """
+    return 0.0 if config.cache == "off" else _timed(islice, batches, int(config.workers))
+
+
+def _timed(
+    steps: Callable[[Iterator[Batch], int], Iterator[object]], batches: BatchLoader, workers: int
+) -> float:
+    """Estimate the seconds of an epoch by those of a few steps, given batches and their number.
+
+    Workers are as busy as they will be: no step that is timed has waited since before the first
+    one, and there is more to read than is used.
+    """
+    warm_up, group, laps = max(WARM_UP, workers), max(1, workers), list[float]()
+    total = warm_up + group * math.ceil(TIMED / group)
+    with closing(batches.load(0, total + PREFETCHED * workers)) as read:
+        before = time.perf_counter()
+        for _ in steps(read, total):
             laps.append(time.perf_counter() - before)
             before = time.perf_counter()
     return seconds_per_step(laps[warm_up:], group) * batches.sampler.steps_per_epoch
@@ -88,7 +112,7 @@ def seconds_per_step(laps: Sequence[float], group: int) -> float:
 class Overhead:
     """Seconds of a run that are not steps."""
 
-    start: float = 0.0  # That have passed before the first step
+    start: float = 0.0  # That have passed before the first step, and those that fill a cache
     evaluation: float = 0.0  # Of one during training
     end: float = 0.0  # For features, measures and page
 
@@ -117,7 +141,9 @@ def with_epochs(
     if not config.max_time:
         return config
     # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
-    epoch, overhead = time_epoch(config, method, parts), time_overhead()
+    filling, epoch = time_filling(config, parts[0]), time_epoch(config, method, parts)
+    overhead = time_overhead()
+    overhead = replace(overhead, start=overhead.start + filling)
     epochs = planned_epochs(config, epoch, overhead)
     epochs = int(broadcast_bytes(str(epochs).encode()))
     if log and (too_short := time_is_short(config.max_time, epoch, overhead)):

@@ -73,7 +73,8 @@ def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> 
         name = next((name for name, norm in norms.items() if not norm.isfinite()), "")
         what = f"the gradient of {name or 'all parameters together'} is not finite"
     raise DivergedError(
-        f"{what} at step {step}; nothing was written since the step before. Try a smaller --lr"
+        f"{what} at step {step}; nothing was written since the step before. Try a lower learning "
+        "rate"
     )
 
 

@@ -52,7 +52,7 @@ from nearkin.run.data import (
     versions,
 )
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.opening import sources_of
+from nearkin.run.opening import requests_to_save_ignored, sources_of
 from nearkin.run.options import kinds_of_views, known_classes
 from nearkin.run.reporter import Logger
 from nearkin.run.sheets import augmentation_sheet
@@ -151,7 +151,7 @@ def grouped(config: TrainConfig, sampler: BatchSampler) -> list[str]:
 
 def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
     """Take the first process's steps in another process, with this one's part of every batch."""
-    with training_group(1, run_worker):
+    with requests_to_save_ignored(), training_group(1, run_worker):
         settings, path, fingerprint, rows = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         folder = RunFolder(Path(path))

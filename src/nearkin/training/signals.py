@@ -15,9 +15,9 @@ COLLAPSE = 1_000  # Stands in for the number of a signal when the run stops itse
 class Interrupts:
     """Collects signals within a `with` block.
 
-    SIGINT, SIGTERM and SIGHUP stop the run; a second one acts at once. SIGUSR1 saves. A signal
-    that is ignored, as under `nohup`, stays ignored. Outside of the main thread, where Python
-    allows no handlers, signals act as usual.
+    SIGINT, SIGTERM and SIGHUP stop the run; a second one acts at once. Those that are ignored, as
+    under `nohup`, stay ignored. SIGUSR1 saves. Outside of the main thread, where Python allows no
+    handlers, signals act as usual.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,15 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             for name in (*STOPPING, SAVING):
                 number = getattr(signal, name, None)  # Windows has fewer
-                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                if number is None:
+                    continue
+                if name == SAVING or signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def collapse(self, verdict: str) -> None:
         """Stop because the embeddings have collapsed."""
@@ -65,8 +68,6 @@ class Interrupts:
             self._save = True
             return
         self.stop = number
-        self._restore()
-
-    def _restore(self) -> None:
         for each, handler in self._before.items():
-            signal.signal(each, handler)
+            if each.name != SAVING:  # would end the process before it has saved
+                signal.signal(each, handler)
