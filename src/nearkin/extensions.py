@@ -22,9 +22,10 @@ from nearkin.places import user_path
 from nearkin.schema import suggestion
 
 REFERENCE: Final = re.compile(
-    r"(?!(?:timm|torchvision|transformers):)(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>\w[\w.<>]*)"
+    r"(?!(?:timm|torchvision|transformers):)(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>[^\W\d][\w.<>]*)"
 )
-"""`FILE.py:NAME` or `module:NAME`; not `timm:NAME`, which is an architecture of that library."""
+"""`FILE.py:NAME` or `module:NAME`; not `timm:NAME`, which is an architecture of that library, nor
+what has a number there, as `cuda:1`."""
 _PASSED: dict[str, Any] = {}  # objects that were passed from Python, by their reference
 
 
@@ -45,8 +46,8 @@ def check_trusted(named: Mapping[str, object], file: Path, trust_remote_code: bo
     parts of nearkin and of its libraries.
     """
     for setting, name in named.items():
-        if trust_remote_code or setting in ("known", "device") or not isinstance(name, str):
-            continue  # names of classes, and such as cuda:1
+        if trust_remote_code or setting in ("known", "ignore") or not isinstance(name, str):
+            continue  # names of classes, and of a column, such as exif:Model
         if names_code(name) and name not in _PASSED:
             raise UsageError(
                 f"{file} names code to run: {setting} is {name!r}; if you trust it, give "
