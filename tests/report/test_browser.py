@@ -352,8 +352,11 @@ def test_all_thumbnails_in_view_are_drawn_from_however_many_sheets(opened):
     x, y = zoomed.round().astype(int).T
     assert np.allclose(page.pixels()[y, x], colors[1:-1], atol=12)
     page.find("#map-show-grid").click()
-    filled = "(tile) => tile.getContext('2d').getImageData(8, 8, 1, 1).data[3] === 255"
-    page.until(f"[...document.querySelectorAll('.map-images canvas')].every({filled})")
+    blank = (
+        "Object.assign(document.createElement('canvas'), { width: 16, height: 16 }).toDataURL()"
+    )
+    tiles = "[...document.querySelectorAll('.map-images canvas')]"
+    page.until(f"{tiles}.every((tile) => tile.toDataURL() !== {blank})")
     assert page.find(".map-images canvas").count() == 200
 
 
