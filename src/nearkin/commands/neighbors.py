@@ -122,8 +122,8 @@ def neighbors(
     )
     if vectors is None and (not is_own(name) or Path(name).is_file()):
         raise UsageError(
-            f"{name} has no images of its own; give --vectors, which `nearkin embed ENCODER DATA` "
-            "writes"
+            f"{name} has no images of its own; give --vectors, which `nearkin embed ENCODER DATA "
+            "-o FILE` writes"
         )
     folder = RunFolder(Path(name))
     if vectors is None:
