@@ -59,7 +59,7 @@ def _call(found: re.Match[str]) -> str:
     verb, words = found[1], found[2].split()
     if verb == "list":
         verb = f"list_{words.pop(0)}"
-    elif verb == "embed" and "-o" not in words:
+    elif verb == "embed" and words and "-o" not in words:
         verb = "embed_run"  # which the command makes unless it is given a file
     arguments = list[str]()
     for word in words:
