@@ -16,7 +16,7 @@ from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.errors import DataError, UsageError
-from nearkin.files import whole, writing
+from nearkin.files import creating, whole
 from nearkin.text import as_text, printable
 
 MIN_SIDE: Final = 64  # Smaller images are enlarged to about this many pixels
@@ -129,7 +129,7 @@ def contact_sheet(
         sheet.append(torch.stack([_square(images, each, side) for each in sources]))
         found = [(name, f"{similarity:.3f}") for name, similarity in neighbors]
         captions.append([(Path(query).name, "query"), *found])
-    with writing(path):
+    with creating(path):
         return save_sheet(torch.stack(sheet).unbind(dim=1), path, captions=captions)
 
 
