@@ -14,6 +14,7 @@ from small import fork_workers
 import nearkin
 from nearkin import extensions
 from nearkin.errors import UsageError
+from nearkin.files import sha256
 from nearkin.methods import METHODS, method_class, method_name
 
 METHOD = '''
@@ -238,6 +239,17 @@ def test_a_reference_holds_from_any_folder(folder, monkeypatch):
     assert extensions.source_of(METHODS["moco"]) == {}
     with pytest.raises(UsageError, match="there is no file"):
         method_class("my_method.py:Pairs")
+
+
+def test_an_edited_file_is_read_again_by_the_next_command_and_noted_as_it_ran(folder):
+    file, name = folder / "my_method.py", "my_method.py:Pairs"
+    assert "Each first view" in nearkin.describe_method(name)
+    cls, read = method_class(name), sha256(file)
+    file.write_text(METHOD.replace("Each first", "Every first"))
+    assert method_class(name) is cls, "a run goes on with what it began with"
+    assert extensions.source_of(cls) == {"file": str(file), "sha256": read}
+    assert "Every first view" in nearkin.describe_method(name)
+    assert extensions.source_of(method_class(name)) == {"file": str(file), "sha256": sha256(file)}
 
 
 def test_of_two_classes_of_one_name_the_last_is_meant():

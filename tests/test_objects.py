@@ -149,13 +149,16 @@ def test_progress_goes_to_the_logger_unless_it_is_unwanted(encoder, digits_file,
 def test_errors_speak_the_language_of_who_asked():
     error = UsageError("--batch-size 1 is too small; `nearkin embed ENCODER DATA` or another -o")
     assert isinstance(error, ValueError)
-    expected = "batch_size 1 is too small; `nearkin.embed(encoder, data)` or another output"
+    expected = "batch_size 1 is too small; `nearkin.embed_run(encoder, data)` or another output"
     assert str(error) == expected
     with as_typed_words():
         assert str(error) == error.args[0]
     assert worded("finish it with --resume") == "finish it with resume=True"
     assert worded("--resume true became false") == "resume true became false"
     assert worded("a/--b c--d e-o") == "a/--b c--d e-o"
+    assert worded("or add --i-know") == "or add i_know=True"
+    assert worded("`nearkin embed E DATA`") == "`nearkin.embed_run(e, data)`"
+    assert worded("`nearkin embed E DATA -o FILE`") == "`nearkin.embed(e, data, output=file)`"
     assert worded("`nearkin list backbones`") == "`nearkin.list_backbones()`"
     assert worded("`nearkin train DATA --lora 4`") == "`nearkin.train(data, lora=4)`"
     assert not isinstance(NearkinError("x"), ValueError)

@@ -14,7 +14,17 @@ from msgspec import Meta
 
 from nearkin.choices import Tracker
 from nearkin.errors import UsageError, redacted
-from nearkin.schema import MAX, Auto, Value, check_value, option, suggestion, types_of
+from nearkin.schema import (
+    MAX,
+    Auto,
+    Fraction,
+    Value,
+    Weight,
+    check_value,
+    option,
+    suggestion,
+    types_of,
+)
 
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 TRUST: Final = "trust_remote_code"  # The setting that no file may hold: it would trust itself
@@ -24,7 +34,6 @@ AutoCountOrZero = Annotated[int, Meta(ge=0, le=MAX)] | Auto
 ViewSize = Annotated[int, Meta(ge=8, le=MAX_IMAGE_SIZE)]
 AutoImageSize = ViewSize | Auto
 AutoRate = Annotated[float, Meta(ge=1e-12, le=MAX)] | Auto
-Share = Annotated[float, Meta(ge=0, le=1)]
 Milestone = Annotated[float, Meta(ge=1e-3, le=0.999)]
 HeldOut = Annotated[float, Meta(ge=0, le=0.9)]
 AutoHeldOut = HeldOut | Auto
@@ -75,7 +84,7 @@ class RunConfig:
     """Augmentation: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
     scan: Literal["headers", "full"] = "headers"
     """Check of the images at the start: the header of every file, or every image decoded."""
-    max_bad: Share = 0.1
+    max_bad: Fraction = 0.1
     """Largest fraction of unreadable images to continue with."""
     seed: Seed = 0
     """Random seed."""
@@ -118,8 +127,9 @@ class TrainConfig(RunConfig):
     """Encoder to start from: a run, dinov2-small, timm:NAME, torchvision:NAME, or a file."""
     allow_partial: bool = False
     """Whether the encoder to start from, or the teacher, may lack weights or have others left."""
-    anchor: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
-    """Weight of the loss that holds features near those of the start; auto: 20 from an encoder."""
+    anchor: Weight | Auto = "auto"
+    """Weight of the loss that holds features near those of the start; auto: 20 from an encoder
+    without a teacher, else 0."""
     lora: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Rank of the matrices that learn beside frozen linear layers (LoRA); 0: all weights learn."""
     drop_path: Annotated[float, Meta(ge=0, le=0.9)] | Auto = "auto"
@@ -152,24 +162,25 @@ class TrainConfig(RunConfig):
     """Optimizer."""
     lr: AutoRate = "auto"
     """Peak learning rate, used as it is (not scaled by the batch size)."""
-    weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
+    weight_decay: Weight | Auto = "auto"
     """Weight decay."""
-    final_weight_decay: Annotated[float, Meta(ge=0, le=MAX)] | Auto = "auto"
+    final_weight_decay: Weight | Auto = "auto"
     """Weight decay at the end, to which it goes along a cosine; auto: it stays as it is."""
-    clip_norm: Annotated[float, Meta(ge=0, le=MAX)] = 0.0
+    clip_norm: Weight = 0.0
     """Largest norm of all gradients together, to which longer ones are scaled; 0: no limit."""
     lars_form: Literal["you", "simclr", "byol", "swav", "solo-learn"] = "you"
     """Form of LARS: the paper's (You et al. 2017), or that of the code of others."""
     warmup: Annotated[float, Meta(ge=0, le=0.99)] = 0.1
     """Fraction of the training over which the learning rate rises; a cosine follows."""
-    warmup_start: Share = 0.0
+    warmup_start: Fraction = 0.0
     """Learning rate at the start of the warm-up, as a fraction of its peak."""
-    cosine_end: Share = 0.0
+    cosine_end: Fraction = 0.0
     """Learning rate at the end of the cosine, as a fraction of its peak."""
     lr_milestones: Sequence[Milestone] = ()
     """Fractions of the training, such as 0.6,0.8, at which the rate drops to a tenth."""
     layer_decay: Annotated[float, Meta(ge=0.01, le=1)] | Auto = "auto"
-    """Rate of a layer as a share of the one above; auto: 0.75 from an encoder, else 1."""
+    """Rate of a layer as a share of the one above; auto: 0.75 from an encoder without --lora,
+    else 1."""
     freeze_epochs: AutoCountOrZero = "auto"
     """First epochs, in which only the heads learn; auto: a twentieth from an encoder, else 0."""
     evaluate_every: AutoCountOrZero = "auto"

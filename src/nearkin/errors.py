@@ -17,6 +17,7 @@ FLAGS: Final = (
     "allow_partial",
     "trust_remote_code",
     "dynamic_size",
+    "i_know",
 )
 """Options without a value."""
 OPTION: Final = re.compile(r"(?<![^\s(;,])(?:--([a-z][a-z-]*[a-z])|-(o))(?![\w-])")
@@ -58,6 +59,8 @@ def _call(found: re.Match[str]) -> str:
     verb, words = found[1], found[2].split()
     if verb == "list":
         verb = f"list_{words.pop(0)}"
+    elif verb == "embed" and words and "-o" not in words:
+        verb = "embed_run"  # which the command makes unless it is given a file
     arguments = list[str]()
     for word in words:
         if arguments and arguments[-1].endswith("="):

@@ -22,10 +22,12 @@ from nearkin.places import user_path
 from nearkin.schema import suggestion
 
 REFERENCE: Final = re.compile(
-    r"(?!(?:timm|torchvision|transformers):)(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>\w[\w.<>]*)"
+    r"(?!(?:timm|torchvision|transformers):)(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>[^\W\d][\w.<>]*)"
 )
-"""`FILE.py:NAME` or `module:NAME`; not `timm:NAME`, which is an architecture of that library."""
+"""`FILE.py:NAME` or `module:NAME`; not `timm:NAME`, which is an architecture of that library, nor
+what has a number there, as `cuda:1`."""
 _PASSED: dict[str, Any] = {}  # objects that were passed from Python, by their reference
+_READ: dict[str, str] = {}  # SHA-256 of Python files as they were when imported, by path
 
 
 def is_reference(text: str) -> bool:
@@ -45,8 +47,8 @@ def check_trusted(named: Mapping[str, object], file: Path, trust_remote_code: bo
     parts of nearkin and of its libraries.
     """
     for setting, name in named.items():
-        if trust_remote_code or setting in ("known", "device") or not isinstance(name, str):
-            continue  # names of classes, and such as cuda:1
+        if trust_remote_code or setting in ("known", "ignore") or not isinstance(name, str):
+            continue  # names of classes, and of a column, such as exif:Model
         if names_code(name) and name not in _PASSED:
             raise UsageError(
                 f"{file} names code to run: {setting} is {name!r}; if you trust it, give "
@@ -118,16 +120,32 @@ def _module(name: str, where: str) -> ModuleType:
         raise _failed(where, error) from error
 
 
+def forget_edited() -> None:
+    """Let files that were edited since they were imported be imported anew when named again.
+
+    Modules that users have imported themselves stay as they are, as Python has it.
+    """
+    for file, read in _READ.items():
+        path = Path(file)
+        if path.is_file() and sha256(path) != read:
+            sys.modules.pop(_module_name(path), None)
+
+
+def _module_name(path: Path) -> str:
+    """The name of a file's module in every process; two files of one name have different ones."""
+    return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
 def _file(text: str, where: str) -> ModuleType:
-    """A Python file as a module, imported once however often it is named."""
+    """A Python file as a module, imported once however often a command names it."""
     path = user_path(text).resolve()
     for module in list(sys.modules.values()):
         if module.__name__ != "__main__" and getattr(module, "__file__", None) == str(path):
             return module
     if not path.is_file():
         raise UsageError(f"{where}: there is no file {path}; give the path of a Python file")
-    # The digest keeps two files of one name apart; the name is the same in every process.
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = _module_name(path)
+    _READ[str(path)] = sha256(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -152,7 +170,10 @@ def _failed(where: str, error: BaseException) -> UsageError:
 
 
 def source_of(thing: Any) -> dict[str, str]:
-    """The file of an object from outside of the package and its SHA-256; {} if it has none."""
+    """The file of an object from outside of the package and its SHA-256; {} if it has none.
+
+    It is that of the file as it was imported, which may have been edited since.
+    """
     if str(getattr(thing, "__module__", "")).partition(".")[0] == "nearkin":
         return {}
     file = None
@@ -160,4 +181,4 @@ def source_of(thing: Any) -> dict[str, str]:
         file = inspect.getsourcefile(thing)
     if file is None or not Path(file).is_file():  # a notebook, or typed by hand
         return {}
-    return {"file": file, "sha256": sha256(Path(file))}
+    return {"file": file, "sha256": _READ.get(file) or sha256(Path(file))}

@@ -288,6 +288,7 @@ def test_resuming_keeps_the_labels_and_the_split_of_the_run(tmp_path, capsys):
     arguments = ["train", data, "--epochs", 1, *SMALL, "-o", out]
     assert run(*arguments, "--labels", table) == 0
     (out / "summary.json").unlink()  # so that it is measured again
+    (out / "metrics.csv").unlink()  # as damaged, it is in the way
     assert run(*arguments, "--resume") == 0
     assert capsys.readouterr().err.count("8 held out") == 2
     assert json.loads((out / "summary.json").read_text())["sizes"] == {"train": 16, "test": 8}

@@ -345,7 +345,7 @@ def test_of_a_file_only_what_contradicts_what_is_typed_is_left_out(stored, typed
 
 def test_what_is_left_out_of_a_file_is_said_and_the_rest_of_it_checked(tmp_path, capsys):
     file, gone = tmp_path / "settings.toml", tmp_path / "gone"
-    file.write_text('epochs = 3\nlars_form = "none"\n')
+    file.write_text('epochs = 3\nlars_form = "none"\nignore = "exif:Model"\n')
     typed = ["--max-time", "5m", "--optimizer", "lars"]
     assert run("train", gone, "--config", file, *typed) == 2
     said = capsys.readouterr().err.splitlines()

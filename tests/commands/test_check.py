@@ -9,6 +9,7 @@ from builders import fill
 from nearkin_command import run
 
 import nearkin
+from nearkin.data import split
 
 
 def test_what_was_decided_about_the_data_is_one_block_what_was_left_out_first(tmp_path, capsys):
@@ -96,6 +97,17 @@ def test_augmentations_that_remove_what_tells_the_classes_are_said(drawn, said):
     assert "augmentation simsiam_cifar" in warning
     # Gray images are augmented as characters are: in neither way.
     assert not _of_augmentation(pixels[..., 0], labels)
+
+
+def test_of_too_many_images_no_duplicates_are_searched(tmp_path, capsys, monkeypatch):
+    data = fill(tmp_path / "data", *(f"{i}.png" for i in range(24)))
+    monkeypatch.setattr(split, "MAX_COMPARED", 23)
+    assert run("check", data) == 0
+    assert "\nduplicates  not searched\n" in capsys.readouterr().out
+    assert run("check", data, "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["exact_duplicates"], answer["near_duplicates"]) == (None, None)
+    assert answer["notes"][0]["text"].startswith("the search for duplicates")
 
 
 def _of_augmentation(pixels: np.ndarray, labels: np.ndarray) -> list[str]:

@@ -56,7 +56,7 @@ def classes_of(path):
     return numbered or settings["known"], settings["classes"]
 
 
-def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it():
+def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(tmp_path, refusal):
     assert "cifar10" in [path.stem for path in RECIPES]
     for path in RECIPES:
         head = path.read_text(encoding="utf-8").split("\n\n")[0]
@@ -66,6 +66,9 @@ def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it():
         commands = re.findall(r"nearkin (\w+) .*--config (\S+)", head)
         assert ("discover", f"recipe:discovery/{path.stem}") in commands
         assert all(settings_file(Path(recipe)).is_file() for _, recipe in commands)
+        typed = "--config", f"recipe:discovery/{path.stem}", "--labeled", tmp_path
+        line = refusal(3, "discover", tmp_path / "gone", *typed, "-o", tmp_path / "run")
+        assert "gone: no such file or folder" in line, "no other name in it is refused"
 
 
 @each_recipe

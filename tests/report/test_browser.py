@@ -3,6 +3,7 @@
 import csv
 import re
 import threading
+from dataclasses import replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -328,6 +329,35 @@ def test_the_grid_pages_through_all_that_is_shown_by_mouse_and_by_keyboard(opene
     press("PageDown")
     page.until(f"{focused} === 'animals/098.jpg'")
     assert tiles.count() == 100
+
+
+def test_all_thumbnails_in_view_are_drawn_from_however_many_sheets(opened):
+    """Of a sheet for every image, a grid and a zoomed map show more than are kept at a time."""
+    middle, xy = SMALL.xy.mean(axis=0), SMALL.xy.copy()
+    corner = np.array([23, 15])
+    xy[[0, -1]] = middle - corner, middle + corner  # the others take half of the map
+    colors = np.array([tile_color(row) for row in range(300)], np.uint8)
+    sheets = tuple(sheet(np.tile(color, (1, 16, 16, 1)), 1) for color in colors)
+    spread = replace(SMALL, xy=xy, sheets=sheets, columns=1, per_sheet=1)
+    page = opened(spread)
+    spots = [page.spot(spread, row) for row in range(1, 299)]
+    center = page.box["x"] + page.box["width"] / 2, page.box["y"] + page.box["height"] / 2
+    page.page.mouse.move(*center)
+    page.find("#map-canvas").focus()
+    for _ in range(3):
+        page.page.mouse.wheel(0, -120)
+    zoomed = np.exp(3 * 120 / 400) * (np.array(spots) - center) + center
+    page.turns(zoomed[-1], tile_color(298))
+    page.settle()
+    x, y = zoomed.round().astype(int).T
+    assert np.allclose(page.pixels()[y, x], colors[1:-1], atol=12)
+    page.find("#map-show-grid").click()
+    blank = (
+        "Object.assign(document.createElement('canvas'), { width: 16, height: 16 }).toDataURL()"
+    )
+    tiles = "[...document.querySelectorAll('.map-images canvas')]"
+    page.until(f"{tiles}.every((tile) => tile.toDataURL() !== {blank})")
+    assert page.find(".map-images canvas").count() == 200
 
 
 def test_the_grid_shows_what_is_selected_in_it(opened):

@@ -470,7 +470,7 @@ def test_other_hosts_have_to_be_asked_for_and_what_is_no_run_is_refused(
 ):
     for host in ("192.168.1.7", "example.org", "127.0.0.2"):
         assert "--i-know" in refusal(2, "explore", trained, "--host", host)
-    for host in ("0.0.0.0", ""):
+    for host in ("0.0.0.0", "::", ""):
         refusal(2, "explore", trained, "--host", host, "--i-know")
     refusal(10, "explore", trained, "--host", "192.0.2.1", "--i-know")
     for url in ("hub.example.org", "ftp://hub", "https://", "https://hub/?a=1", "https://me@hub/"):

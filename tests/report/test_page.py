@@ -25,6 +25,7 @@ from PIL import Image
 
 from nearkin.config import ClassifyConfig, DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.report.encoder_report import command, license_findings, typed
@@ -466,3 +467,5 @@ def test_next_steps_can_be_pasted_into_a_shell_whatever_a_folder_is_called():
     words = shlex.split(command("photos", own, Path("runs/a b/config.toml")))
     expected = ["train", "photos", "--config", "runs/a b/config.toml", "--lr", "0.5"]
     assert words == ["nearkin", *expected]
+    passed = command("photos", TrainConfig(backbone=CUSTOM), Path("runs/a b/config.toml"))
+    assert passed == "nearkin train photos --backbone BACKBONE"

@@ -231,6 +231,7 @@ def test_vectors_have_a_page_too(trained, digits_file, tmp_path, refusal):
     xy = np.frombuffer(base64.b64decode(shown["xy"]["data"]), "<f4").reshape(-1, 2)
     np.testing.assert_allclose(xy, run.xy[number], rtol=1e-6)
     assert "200 images of vectors" in page.read_text()
+    assert "nearkin explore</" in page.read_text(), "which has made it"
     assert [one["name"] for one in shown["colorings"]] == ["Label", "Split"]
     assert {file.name for file in (tmp_path / "page_files").iterdir()} == {"0.js", "0.webp"}
     assert "give their images, too, and the page as -o" in refusal(2, "explore", parts)

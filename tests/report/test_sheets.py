@@ -182,7 +182,7 @@ def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_
         contact_sheet([neighbors_of(tmp_path / "a.png", "gone.png")], images, tmp_path / "s.png")
     near = [neighbors_of(tmp_path / "a.png", images.names[0])]
     for name, error, says in (
-        ("absent/sheet.png", OutputError, "No such file or directory.*choose another output"),
+        ("a.png/sheet.png", OutputError, "File exists.*choose another output"),
         ("sheet.xbm", OutputError, "cannot write mode RGB as XBM"),
         ("sheet.unknown", UsageError, r"give a name that ends in \.png"),
         ("sheet", UsageError, r"give a name that ends in \.png"),

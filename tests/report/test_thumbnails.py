@@ -2,18 +2,14 @@
 
 import base64
 import io
-from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-from builders import pixels_of
 from PIL import Image
 
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
 from nearkin.report.image_map import thumbnails
-from nearkin.run.sheets import save_sheet
 
 
 def opened(uri):
@@ -68,13 +64,3 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
     assert list(thumbnails(images, np.arange(3))) == [1]
     assert thumbnails(images, np.array([0])) == {}
     assert thumbnails(images, np.arange(0)) == {}
-
-
-def test_a_sheet_without_labels_has_no_margin_and_longer_labels_have_a_wider_one(tmp_path):
-    columns = [torch.zeros(2, 3, 64, 64)] * 3
-    widths = []
-    for labels in ((), ("a", "b"), ("a", "a much longer label")):
-        path = save_sheet(columns, tmp_path / "sheet.png", labels=labels)
-        widths.append(pixels_of(path).shape[1])
-    assert widths[0] == 3 * 68
-    assert all(less < more for less, more in pairwise(widths))

@@ -92,7 +92,7 @@ def configs():
         for setting in [*textual(kind), "data"]:
             values = {"data": "images", **NEEDED.get(verb, {}), setting: "theirs.py:load"}
             lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-            expected = (REFUSED, "error: ") if setting in ("known", "device") else UNTRUSTED
+            expected = (REFUSED, "error: ") if setting in ("known", "ignore") else UNTRUSTED
             files = {"settings.toml": "\n".join(lines)}
             command = f"{verb} --config HERE/settings.toml -o y"
             yield f"config: {verb} {setting}", files, command, *expected

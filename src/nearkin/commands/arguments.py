@@ -17,6 +17,7 @@ from nearkin.distributed import cpus_per_process
 from nearkin.encoders.encoder import Encoder, object_name
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.extensions import forget_edited
 from nearkin.methods import method_name
 from nearkin.places import user_path
 from nearkin.run.opening import TAKEN
@@ -38,12 +39,14 @@ def command(function: Callable[Parameters, Returned]) -> Callable[Parameters, Re
 
     Numbers are within their limits, choices among those that there are, and objects of their
     class. A leading `~` of a path is the home folder; where several are asked for, one alone is a
-    list of one. Arguments of type `Any` are as given.
+    list of one. Arguments of type `Any` are as given. Python files that were edited since the last
+    command are read again.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        forget_edited()
         given = signature.bind(*args, **kwargs)
         for name, kind in types_of(function).items():
             if name in given.arguments and kind is not Any:

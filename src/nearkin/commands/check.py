@@ -11,12 +11,13 @@ from typing_extensions import override
 from nearkin.commands.arguments import command
 from nearkin.config import TrainConfig
 from nearkin.data import notes
-from nearkin.data.duplicates import duplicates, leaks
+from nearkin.data.duplicates import leaks
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.data.split import (
     duplicate_warnings,
     has_test_split,
+    searched,
     split_images,
     trained_or_scored,
 )
@@ -55,8 +56,8 @@ class DataReport(Result):
     """What `nearkin check` reports on images."""
 
     images: Images
-    exact: int
-    near: int
+    exact: int | None  # None of too many images to search for duplicates
+    near: int | None
     leaks: Leaks  # Of the test part that the data name
     parts: dict[str, int]
     """Images that a training has to train on and to score; none if they cannot be divided."""
@@ -97,6 +98,7 @@ class DataReport(Result):
         """Return lines of text, for people."""
         values = self.to_dict()
         (low, middle, high), (least, median, most) = values["width"], values["height"]
+        found = "not searched" if self.exact is None else f"{self.exact} exact, {self.near} near"
         formats = ", ".join(f"{number} {kind}" for kind, number in values["formats"].items())
         lines = [
             f"images    {values['images']} ({formats})",
@@ -104,7 +106,7 @@ class DataReport(Result):
             f"height      {least} to {most} px, median {median}",
             f"labels      {_summary(values['classes'])}",
             f"parts       {self._parts()}",
-            f"duplicates  {self.exact} exact, {self.near} near",
+            f"duplicates  {found}",
             *_block("", [str(self.leaks)] if self.leaks.leaked else []),
             f"unreadable  {len(self.images.bad)}",
             *(f"            {bad.name}: {bad.reason}" for bad in self.images.bad[:10]),
@@ -157,9 +159,12 @@ def check(
     on_progress = reporter_of(verbose).progress
     opened = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
     images = trained_or_scored(opened)
-    found = duplicates(images, on_progress)
-    warnings = duplicate_warnings(found.num_exact, "exact", images)
-    warnings += duplicate_warnings(found.num_near, "near", images)
+    found, groups = searched(images, on_progress), images.groups
+    exact, near, warnings = None, None, list[str]()
+    if found:
+        exact, near, groups = found.num_exact, found.num_near, found.groups
+        warnings = duplicate_warnings(exact, "exact", images)
+        warnings += duplicate_warnings(near, "near", images)
     estimate, parts = None, dict[str, int]()
     try:
         config, device = TrainConfig(), choose_device("auto")
@@ -174,10 +179,10 @@ def check(
         proposal = f"none: {error}"
     return DataReport(
         images,
-        found.num_exact,
-        found.num_near,
+        exact,
+        near,
         Leaks(
-            len(leaks(found.groups, images.splits)),
+            len(leaks(groups, images.splits)),
             int((images.splits == "test").sum()),
             grouped=any(images.group_names),
         ),

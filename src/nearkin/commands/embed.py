@@ -192,7 +192,7 @@ def check_no_column(config: EmbedConfig) -> None:
     if config.ignore:
         raise UsageError(
             f"--ignore {config.ignore} removes a column from the features of one file; give -o "
-            "FILE.parquet, without shards. `nearkin evaluate --ignore` measures a run"
+            "FILE.parquet, without shards. `nearkin evaluate --ignore COLUMN` measures a run"
         )
 
 

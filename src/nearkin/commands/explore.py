@@ -107,7 +107,7 @@ def explore(
 
 def _check_address(host: str, url: str, *, i_know: bool) -> None:
     """Refuse addresses that others can reach, unless the user knows, and what is none."""
-    if host in ("", "0.0.0.0"):
+    if host in ("", "0.0.0.0", "::"):
         raise UsageError("--host must be the one address that browsers will ask for")
     if host not in LOOPBACK and not i_know:
         raise UsageError(

@@ -25,7 +25,6 @@ from nearkin.encoders.inference import inference
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import EmbeddingTable
-from nearkin.files import creating
 from nearkin.objectives import unit
 from nearkin.result import Result, Row
 from nearkin.run.failures import resource_errors
@@ -122,8 +121,8 @@ def neighbors(
     )
     if vectors is None and (not is_own(name) or Path(name).is_file()):
         raise UsageError(
-            f"{name} has no images of its own; give --vectors, which `nearkin embed ENCODER DATA` "
-            "writes"
+            f"{name} has no images of its own; give --vectors, which `nearkin embed ENCODER DATA "
+            "-o FILE` writes"
         )
     folder = RunFolder(Path(name))
     if vectors is None:
@@ -137,8 +136,7 @@ def neighbors(
     found = [Neighbors(file, near) for file, near in zip(files, nearest, strict=True)]
     if sheet is not None and shown is not None:
         rows = [(each.image, [(n.path, n.similarity) for n in each.neighbors]) for each in found]
-        with creating(sheet):
-            contact_sheet(rows, shown, sheet)
+        contact_sheet(rows, shown, sheet)
     return found
 
 

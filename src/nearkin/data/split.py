@@ -181,12 +181,11 @@ def split_images(
         images, part = _unseen(images, part)
     if share == 0 and not declared and not (part == 1).any():
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
-    num_exact = 0
-    if len(images) > MAX_COMPARED:
+    num_exact, found = 0, found or searched(images, on_progress)
+    if found is None:
         text = f"the search for duplicates, which may be held out: over {MAX_COMPARED:,} images"
         images = images.noted(Note("left out", text, len(images)))
     else:
-        found = found or duplicates(images, on_progress)
         num_exact, grouped = found.num_exact, replace(images, groups=found.groups)
         images = grouped if declared else _without_chains(grouped, found, share)
     held_out = part == 1 if declared else _joined(part, images, share, seed)
@@ -196,6 +195,11 @@ def split_images(
             f"{share:g}; give more images, or none that are all alike"
         )
     return Split(images, np.flatnonzero(~held_out), np.flatnonzero(held_out), num_exact)
+
+
+def searched(images: Images, on_progress: ProgressCallback = ignore_progress) -> Duplicates | None:
+    """The duplicates among images; None if there are too many images to search."""
+    return duplicates(images, on_progress) if len(images) <= MAX_COMPARED else None
 
 
 def _unseen(

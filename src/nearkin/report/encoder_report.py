@@ -9,6 +9,7 @@ import numpy as np
 
 from nearkin.config import ClassifyConfig, Config, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
+from nearkin.encoders.encoder import CUSTOM
 from nearkin.encoders.origin import origin_lines
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.baselines import TITLES
@@ -170,7 +171,11 @@ def run_sections(
         Facts(title, tuple((name, str(value)) for name, value in values.items()))
         for title, values in (("All settings", settings), ("Versions", programs))
     )
-    again = Command("This command repeats the run:", command(data, config, folder.config))
+    own = ", with the network that was passed from Python in a file, as BACKBONE"
+    again = Command(
+        f"This command repeats the run{own * (getattr(config, 'backbone', '') == CUSTOM)}:",
+        command(data, config, folder.config),
+    )
     return (
         ("Protocol", (Listing(tuple((sentence, "") for sentence in protocol)),)),
         ("Settings", (again, *facts)),
@@ -366,6 +371,8 @@ def command(data: str, config: Config, file: Path) -> str:
             continue
         if name == "augment" and not isinstance(value, str):
             words += ["--config", str(file)]
+        elif name == "backbone" and value == CUSTOM:
+            words += ["--backbone", "BACKBONE"]
         else:
             flag = option(name) if value else f"--no-{name}"
             words += [flag] if isinstance(value, bool) else [option(name), as_typed(value)]

@@ -90,7 +90,7 @@ def write_table_page(
     if map_ is None:
         raise DataError(f"{table.path} has fewer than two images, which need no map")
     page = Page(
-        kicker="nearkin report",
+        kicker="nearkin explore",
         title=f"{count(len(rows), 'image')} of {table.path.name}",
         lead="Features that nearkin embed has written"
         + (f", {table.removed} removed." if table.removed else "."),

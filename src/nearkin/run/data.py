@@ -190,7 +190,7 @@ def noted_column(folder: RunFolder, column: str) -> dict[str, str]:
     """Return what `note_column` has noted, by path; empty if that was another column."""
     if not folder.column.exists():
         return {}
-    with usable(folder.column, "remove it; `nearkin evaluate --ignore` writes it anew"):
+    with usable(folder.column, "remove it; `nearkin evaluate --ignore COLUMN` writes it anew"):
         rows, name = read_csv(folder.column), column.strip().lower()  # as they are read
         return {as_text(row["path"]): row[name] for row in rows if name in row}
 

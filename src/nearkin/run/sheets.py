@@ -1,4 +1,4 @@
-"""Sheets: rows of images as one image, with labels, column headings and captions."""
+"""Sheets: rows of images as one image, with column headings and captions."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,14 +16,13 @@ from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.errors import DataError, UsageError
-from nearkin.files import whole, writing
+from nearkin.files import creating, whole
 from nearkin.text import as_text, printable
 
 MIN_SIDE: Final = 64  # Smaller images are enlarged to about this many pixels
 GAP: Final = 2  # Pixels around each image
 LINE: Final = 15  # Pixels between two lines of text
-LABEL_SIZE, CAPTION_SIZE = 14, 11  # Font sizes in pixels
-MAX_LABEL: Final = 40  # Characters of a label
+TEXT_SIZE: Final = 11  # Of the font, in pixels
 Lines = Sequence[str]
 
 
@@ -31,22 +30,19 @@ def save_sheet(
     columns: Sequence[Float[Tensor, "rows _ _ _"]],
     path: Path,
     *,
-    labels: Sequence[str] = (),
     headings: Sequence[Lines] = (),
     captions: Sequence[Sequence[Lines]] = (),
 ) -> Path:
     """Save columns of images in [0, 1], each of a size of its own, as one image.
 
-    `labels` stand in front of each row, `headings` above each column, `captions` below each image.
+    `headings` stand above each column, `captions` below each image.
     """
     side = max(column.shape[-1] for column in columns)
     scale = max(1, MIN_SIDE // side)
     cell = scale * (side + 2 * GAP)
-    label_font, font = _font(LABEL_SIZE), _font(CAPTION_SIZE)
-    labels = [shortened(label, MAX_LABEL) for label in labels]
-    margin = int(max(map(label_font.getlength, labels))) + 16 if labels else 0
+    font = _font()
     head, strip = _text_height([headings]), _text_height(captions)
-    size = margin + cell * len(columns), head + (cell + strip) * len(columns[0])
+    size = cell * len(columns), head + (cell + strip) * len(columns[0])
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
 
@@ -54,7 +50,7 @@ def save_sheet(
         """Center lines of text in each column."""
         for column, lines in enumerate(cells):
             for number, line in enumerate(lines):
-                at = margin + (column + 0.5) * cell, top + number * LINE
+                at = (column + 0.5) * cell, top + number * LINE
                 draw.text(at, _fitted(line, font, cell - 4), "black", font, anchor="ma")
 
     write(headings, 2)
@@ -64,11 +60,9 @@ def save_sheet(
             pixels = (view.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
             image = Image.fromarray(preview(pixels))
             # Small views stand below their heading, in the middle of the column.
-            left = margin + column * cell + scale * (GAP + (side - image.width) // 2)
+            left = column * cell + scale * (GAP + (side - image.width) // 2)
             enlarged = image.resize((scale * image.width,) * 2, Image.Resampling.NEAREST)
             sheet.paste(enlarged, (left, top + scale * GAP))
-        if labels:
-            draw.text((8, top + cell / 2), labels[number], "black", label_font, anchor="lm")
         write(captions[number] if captions else (), top + cell)
     with whole(path) as partial:
         sheet.save(partial, image_format(path))
@@ -88,11 +82,11 @@ def _text_height(rows: Sequence[Sequence[Lines]]) -> int:
     return LINE * lines + 6 if lines else 0
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def _font() -> ImageFont.FreeTypeFont:
     """Matplotlib's DejaVu Sans, which has most alphabets; Pillow's own font is Latin only."""
     import matplotlib
 
-    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", TEXT_SIZE)
 
 
 def _fitted(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
@@ -135,7 +129,7 @@ def contact_sheet(
         sheet.append(torch.stack([_square(images, each, side) for each in sources]))
         found = [(name, f"{similarity:.3f}") for name, similarity in neighbors]
         captions.append([(Path(query).name, "query"), *found])
-    with writing(path):
+    with creating(path):
         return save_sheet(torch.stack(sheet).unbind(dim=1), path, captions=captions)
 
 

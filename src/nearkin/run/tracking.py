@@ -148,13 +148,16 @@ class Tracking:
         self._each(lambda tracker, _: tracker.log(step, metrics))
 
     def summary(self) -> None:
-        """Report the metrics of summary.json."""
+        """Report the metrics of summary.json, at the last step of metrics.csv, if it has one."""
+        rows = read_numbers(self._folder.metrics) if self._names or self._open else []
+        if not rows:  # a user may have removed that file
+            return
         metrics = {
             f"{table}/{name}": metric["value"]
             for table, column in self._folder.read_summary()["metrics"].items()
             for name, metric in column.items()
         }
-        last = int(read_numbers(self._folder.metrics)[-1]["step"])
+        last = int(rows[-1]["step"])
         self._start(last + 1)  # of a run that was stopped after the last step
         self._each(lambda tracker, _: tracker.log(last, metrics))
 

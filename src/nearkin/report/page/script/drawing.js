@@ -49,19 +49,29 @@ function range(coloring) {
 
 /* ---- thumbnails ---- */
 
-/* Sheets are decoded when one of their images is first drawn, and the oldest are let go: a hundred
-   take 240 MB. */
-const sheets = new Map();
+/* Sheets are decoded when one of their images is first drawn. Those that were used longest ago are
+   let go: a hundred take 240 MB. Those of the last frame are not, or it would never be whole. */
+const sheets = new Map(); // the last one used is the last
+
+const sheetNumber = (i) => Math.floor(i / data.perSheet);
 
 function sheetOf(i) {
-  const at = Math.floor(i / data.perSheet);
-  if (!sheets.has(at)) {
-    const sheet = {};
-    sheets.set(at, sheet);
-    if (sheets.size > MAX_SHEETS) sheets.delete(sheets.keys().next().value);
-    sheet.loading = decodedSheet(at).then((bitmap) => { sheet.bitmap = bitmap; redraw(); });
-  }
-  return sheets.get(at);
+  const at = sheetNumber(i);
+  const sheet = sheets.get(at) ?? newSheet(at);
+  sheets.delete(at);
+  sheets.set(at, sheet);
+  return sheet;
+}
+
+function newSheet(at) {
+  const sheet = {};
+  sheet.loading = decodedSheet(at).then((bitmap) => { sheet.bitmap = bitmap; redraw(); });
+  return sheet;
+}
+
+function letGoOfSheets() {
+  const most = Math.max(MAX_SHEETS, new Set([...drawnImages.keys()].map(sheetNumber)).size);
+  for (const at of sheets.keys()) if (sheets.size > most) sheets.delete(at);
 }
 
 function decodedSheet(at) {
@@ -70,20 +80,18 @@ function decodedSheet(at) {
   return image.decode().then(() => image, lackFiles);
 }
 
-function paste(brush, i, x, y, side) {
-  const { bitmap } = sheetOf(i);
-  if (!bitmap) return false;
+function paste({ bitmap }, brush, i, x, y, side) {
+  if (!bitmap) return;
   const at = i % data.perSheet;
   const left = (at % data.columns) * data.side;
   const top = Math.floor(at / data.columns) * data.side;
   brush.drawImage(bitmap, left, top, data.side, data.side, x, y, side, side);
-  return true;
 }
 
 function tile(i) {
   const element = make("canvas", { width: data.side, height: data.side, className: "tile" });
-  const draw = () => paste(element.getContext("2d"), i, 0, 0, data.side);
-  if (!draw()) sheetOf(i).loading.then(draw);
+  const sheet = sheetOf(i);
+  sheet.loading.then(() => paste(sheet, element.getContext("2d"), i, 0, 0, data.side));
   return element;
 }
 
@@ -243,6 +251,7 @@ function draw() {
   pen.setTransform(box.ratio, 0, 0, box.ratio, 0, 0);
   drawnImages = new Map();
   if (zoomLevel() >= IMAGE_ZOOM && inView.length <= MAX_IMAGES) drawImages(inView);
+  letGoOfSheets();
   for (const i of state.labeled) {
     if (state.visible[i] && inside(...screenPoint(i))) drawRing(i, 2, theme.ink);
   }
@@ -276,7 +285,7 @@ function drawImage(i, x, y, side) {
   pen.fillRect(x - side / 2 - 2, y - side / 2 - 2, side + 4, side + 4);
   if (faint(i)) pen.globalAlpha = 0.4;
   pen.imageSmoothingEnabled = data.side >= 32;
-  paste(pen, i, x - side / 2, y - side / 2, side);
+  paste(sheetOf(i), pen, i, x - side / 2, y - side / 2, side);
   pen.globalAlpha = 1;
   drawnImages.set(i, [x, y, side]);
 }
