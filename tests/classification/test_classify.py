@@ -21,7 +21,7 @@ from nearkin_command import run
 from safetensors.torch import load_file
 
 import nearkin
-from nearkin.classification import probes
+from nearkin.classification import finetuning, probes
 from nearkin.classification.data import open_labeled_data
 from nearkin.classification.outcome import lines
 from nearkin.classifier.classifier import read_classifier
@@ -130,6 +130,19 @@ def test_fine_tuning_leaves_the_other_parts_as_they_are(trained, encoder):
     assert changed
     assert all(name.startswith("6.") for name in changed)
     assert "trained the last block of the encoder" in (out / "report.html").read_text()
+
+
+def test_where_fine_tuning_is_no_better_the_classifier_is_the_linear_probe(
+    data, encoder, tmp_path, monkeypatch
+):
+    """Which is no baseline of itself."""
+    monkeypatch.setattr(finetuning, "STEPS", (3,))
+    spoiling = {"lr": 5.0, "epochs": "auto", "baselines": True, "report": True}
+    out = classify(data, encoder, tmp_path / "run", "last:1", **spoiling)
+    summary = strict_json(out / "summary.json")
+    assert "so that is kept" in summary["protocol"]
+    assert "linear probe, frozen features" not in summary["metrics"]
+    assert "trained a linear probe on the frozen encoder" in (out / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -432,6 +445,7 @@ def test_images_like_none_of_the_classes_are_flagged_and_counted_and_settings_re
     assert {"outlier: 1 image", "border: 2 images"} <= {*lines(counted)}
     learned, unseen = lines(counted)[0], {**counted["classes"][0], "name": "x", "train": 0}
     assert lines(counted | {"classes": [*counted["classes"], unseen]})[0] == learned
+    assert "metric  classifier" not in lines(counted | {"metrics": {"classifier": {}}})
     config, _ = RunFolder(linear).any_settings()
     assert isinstance(config, ClassifyConfig)
     assert (config.train_layers, RunFolder(linear).kind) == ("linear", "classification")

@@ -163,7 +163,7 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
     metrics = {OURS: measure(classifier, predictions, trained, dataset)}
     if run.config.baselines:
         log.info("measuring the baselines")
-        metrics |= baselines(run, dataset, given.center)
+        metrics |= baselines(run, trained, dataset, given.center)
     outcome = Outcome(
         run=run,
         data=data,
