@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from nearkin_command import run
 from PIL import Image
+from scipy.optimize import linear_sum_assignment
 
 
 def words(text: str) -> list[str]:
@@ -96,6 +97,15 @@ def close(one: list[dict[str, str]], other: list[dict[str, str]]) -> None:
     for name in ("score", "margin", "entropy"):
         a, b = (np.array([float(row[name]) for row in some]) for some in (one, other))
         np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+def hungarian(true, predicted):
+    """Share of images in the class that the best one-to-one match gives their cluster."""
+    classes, y = np.unique(true, return_inverse=True)
+    names, x = np.unique(predicted, return_inverse=True)
+    count = np.zeros((len(classes), len(names)), int)
+    np.add.at(count, (y, x), 1)
+    return count[linear_sum_assignment(-count)].sum() / len(true)
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from nearkin_command import run
 from safetensors.torch import load_file
 
 import nearkin
-from nearkin.classification import probes
+from nearkin.classification import finetuning, probes
 from nearkin.classification.data import open_labeled_data
 from nearkin.classification.outcome import lines
 from nearkin.classifier.classifier import read_classifier
@@ -130,6 +130,19 @@ def test_fine_tuning_leaves_the_other_parts_as_they_are(trained, encoder):
     assert changed
     assert all(name.startswith("6.") for name in changed)
     assert "trained the last block of the encoder" in (out / "report.html").read_text()
+
+
+def test_where_fine_tuning_is_no_better_the_classifier_is_the_linear_probe(
+    data, encoder, tmp_path, monkeypatch
+):
+    """Which is no baseline of itself."""
+    monkeypatch.setattr(finetuning, "STEPS", (3,))
+    spoiling = {"lr": 5.0, "epochs": "auto", "baselines": True, "report": True}
+    out = classify(data, encoder, tmp_path / "run", "last:1", **spoiling)
+    summary = strict_json(out / "summary.json")
+    assert "so that is kept" in summary["protocol"]
+    assert "linear probe, frozen features" not in summary["metrics"]
+    assert "trained a linear probe on the frozen encoder" in (out / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -245,6 +258,23 @@ def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_pat
     assert held_out == (splits == "test").sum()
     shutil.rmtree(source)
     assert run(*command, "--resume") == 0
+
+
+def test_copies_are_in_no_more_folds_of_a_resumed_run_than_of_the_one_that_was_begun(
+    encoder, tmp_path
+):
+    """Where the run of the encoder held none out, nothing is searched for copies by either."""
+    pixels, labels = builders.digits(6)
+    np.savez(tmp_path / "digits.npz", x=np.tile(pixels, (2, 1, 1)), y=np.tile(labels, 2))
+    source, out = tmp_path / "source", tmp_path / "run"
+    data = str(tmp_path / "digits.npz")
+    nearkin.embed_run(encoder, data, output=source, val=0.0, workers=0, report=False)
+    command = ["classify", source, data, "-o", out, *QUICK]
+    assert run(*command) == 0
+    before = (out / "classifier.safetensors").read_bytes()
+    (out / "summary.json").unlink()
+    assert run(*command, "--resume") == 0
+    assert (out / "classifier.safetensors").read_bytes() == before
 
 
 def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resumed_with(
@@ -415,6 +445,7 @@ def test_images_like_none_of_the_classes_are_flagged_and_counted_and_settings_re
     assert {"outlier: 1 image", "border: 2 images"} <= {*lines(counted)}
     learned, unseen = lines(counted)[0], {**counted["classes"][0], "name": "x", "train": 0}
     assert lines(counted | {"classes": [*counted["classes"], unseen]})[0] == learned
+    assert "metric  classifier" not in lines(counted | {"metrics": {"classifier": {}}})
     config, _ = RunFolder(linear).any_settings()
     assert isinstance(config, ClassifyConfig)
     assert (config.train_layers, RunFolder(linear).kind) == ("linear", "classification")

@@ -7,8 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from discoveries import SHORT, discover, held_out, rows, strict_json, words
-from scipy.optimize import linear_sum_assignment
+from discoveries import SHORT, discover, held_out, hungarian, rows, strict_json, words
 
 from nearkin.choices import MODE_METHODS
 from nearkin.classifier.assignments import COLUMNS
@@ -212,15 +211,6 @@ def test_what_the_scores_of_novel_images_are_worth_is_measured(finished, mode, t
         assert ece["value"] >= abs(mean - share) - 1e-3, "no bins have less error than their mean"
     text = text_of((finished / "report.html").read_text(encoding="utf-8"))
     assert f"On novel classes it is {ece['value']:.1%}." in text
-
-
-def hungarian(true, predicted):
-    """Share of images in the class that the best one-to-one match gives their cluster."""
-    classes, y = np.unique(true, return_inverse=True)
-    names, x = np.unique(predicted, return_inverse=True)
-    count = np.zeros((len(classes), len(names)), int)
-    np.add.at(count, (y, x), 1)
-    return count[linear_sum_assignment(-count)].sum() / len(true)
 
 
 @pytest.mark.parametrize("part", ["train", "held out"])

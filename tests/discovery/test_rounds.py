@@ -11,6 +11,7 @@ from discoveries import (
     LEAST_NCD,
     bytes_of,
     held_out,
+    hungarian,
     names,
     once,
     rows,
@@ -21,12 +22,16 @@ from discoveries import (
 from nearkin_command import run
 
 from nearkin.classifier.assignments import COLUMNS
+from nearkin.config import DiscoverConfig
 from nearkin.data.labels import numbered
 from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
 from nearkin.discovery.clusters import CLUSTER_COLUMNS
-from nearkin.discovery.rounds import accepted, accepted_classes
+from nearkin.discovery.data import open_discovery_data
+from nearkin.discovery.rounds import Accepted, accepted, accepted_classes
 from nearkin.errors import DataError
+from nearkin.labels.known import label_images
+from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, write_csv
 
 
@@ -34,6 +39,12 @@ from nearkin.tables import read_csv, write_csv
 def edited(discovery, tmp_path):
     """A copy of a discovery, for a user to write into."""
     return Path(shutil.copytree(discovery, tmp_path / "accepted"))
+
+
+@pytest.fixture
+def labeled_parts(flat, labels):
+    """The images with the labels of that discovery, and those that are held out of them."""
+    return split_images(label_images(open_images(str(flat)), str(labels)), 0.1, 0)
 
 
 def name(run_folder, chosen):
@@ -61,6 +72,15 @@ def be_sure(run_folder):
     return "new-1", {row["path"] for row in assignments if row["flag"]}
 
 
+def going_on(out, *typed):
+    """The notes of a run that has stopped before its summary, and goes on: those of before."""
+    notes = strict_json(out / "summary.json")["notes"]
+    (out / "summary.json").unlink()
+    assert run(*typed, "-o", out, "--resume") == 0
+    assert strict_json(out / "summary.json")["notes"] == notes
+    return notes
+
+
 def test_named_classes_become_known_ones_round_by_round(edited, flat, tmp_path):
     first, second, third = edited, tmp_path / "second", tmp_path / "third"
     cluster, core = be_sure(first)
@@ -82,6 +102,8 @@ def test_named_classes_become_known_ones_round_by_round(edited, flat, tmp_path):
     assert held_out(second) == held_out(first)
     # What was named in the first round is known in the third, without the folder of the first.
     shutil.rmtree(first)
+    notes = going_on(second, *again, "--accept", first)
+    assert f"labels of {len(labels)} images of 2 classes" in notes[-1]["text"]
     last, *_ = label(second, "a last digit", 1)
     typed = once(*again, "-o", third, "--accept", second, "--classes", 0, "--report")
     assert run(*typed) == 0
@@ -93,16 +115,24 @@ def test_named_classes_become_known_ones_round_by_round(edited, flat, tmp_path):
     assert run("predict", third, flat, "-o", tmp_path / "new.csv") == 0
 
 
-def test_a_round_searches_the_classes_that_are_left(edited, flat, tmp_path):
-    """Those of the round before that nobody has named; config.toml says how many these are."""
+def test_a_round_searches_the_classes_that_are_left(discovery, edited, flat, tmp_path, refusal):
+    """Those of the round before that nobody has named; config.toml says how many these are.
+
+    Of fewer images than classes that is refused.
+    """
     sure, _ = be_sure(edited)
     name(edited, {sure: "three"})
     found = {row["cluster"] for row in rows(edited / "assignments.csv")}
     left = len({cluster for cluster in found if cluster.startswith("new-")} - {sure})
-    again = once("discover", flat, *LEAST, "-o", tmp_path / "next", "--accept", edited)
-    assert run(*once(*again, "--classes", "auto")) == 0
+    again = once("discover", flat, *LEAST, "--accept", edited, "--classes", "auto")
+    assert run(*again, "-o", tmp_path / "next") == 0
     assert strict_json(tmp_path / "next" / "summary.json")["novel"] == left
     assert tomllib.loads((tmp_path / "next" / "config.toml").read_text())["classes"] == left
+    fresh = Path(shutil.copytree(discovery, tmp_path / "fresh"))  # of two novel classes
+    learned = sorted(names(fresh) - held_out(fresh))
+    table(fresh / "to_label.csv", [(path, "digit 0") for path in learned[1:]])
+    line = refusal(3, *once(*again, "--accept", fresh), "-o", tmp_path / "other")
+    assert "1 unlabeled image to learn from, and --classes 2 takes 2" in line
 
 
 def finished_by_hand(folder, written, named):
@@ -111,8 +141,9 @@ def finished_by_hand(folder, written, named):
     blank = [""] * (len(COLUMNS) - 3)
     assigned = [(path, cluster, *blank, flag) for path, cluster, flag in written]
     write_csv(folder / "assignments.csv", COLUMNS, assigned)
-    blank = [""] * (len(CLUSTER_COLUMNS) - 2)
-    write_csv(folder / "clusters.csv", CLUSTER_COLUMNS, [(c, n, *blank) for c, n in named])
+    blank = [""] * (len(CLUSTER_COLUMNS) - 3)
+    novel = [(cluster, name, "novel", *blank) for cluster, name in named]
+    write_csv(folder / "clusters.csv", CLUSTER_COLUMNS, novel)
     (folder / "config.toml").write_text('kind = "discover"\ndata = "d"\nknown = "a,b"\n')
     return folder
 
@@ -133,8 +164,32 @@ def test_only_sure_images_of_named_classes_are_accepted_and_exact_copies_share_a
     shutil.copy(data / "4-00.png", data / "4-same.png")
     folder = finished_by_hand(tmp_path / "copies", [], [("new-1", "")])
     table(folder / "to_label.csv", [("4-00.png", "four")])
-    given, _ = accepted(folder, split_images(open_images(str(data)), 0.1, 0), "data")
+    given = accepted(folder, split_images(open_images(str(data)), 0.1, 0), "data")
     assert given.labels == {"4-00.png": "four", "4-same.png": "four"}
+
+
+def test_a_stray_of_a_class_that_is_found_elsewhere_leaves_its_cluster_to_be_found(
+    tmp_path, parts
+):
+    """Whether labels or a name make that class known; a label of a new class finds a cluster."""
+    strays = {"0-00.png": "zero", "1-00.png": "four", "2-00.png": "two"}
+    written = [(path, f"new-{number}", "") for number, path in enumerate(strays, 1)]
+    named = [("new-1", ""), ("new-2", ""), ("new-3", ""), ("new-4", "four")]
+    folder = finished_by_hand(tmp_path / "run", [*written, ("4-00.png", "new-4", "")], named)
+    Accepted({"0-01.png": "zero"}).write(RunFolder(folder))
+    table(folder / "to_label.csv", strays.items())
+    assert accepted(folder, parts, "data").num_left == 2
+
+
+def test_of_a_new_class_of_few_labels_none_is_held_out(tmp_path, flat, labels, parts):
+    stray = next(name for name in parts.test.names if int(name[0]) > 2)
+    folder = finished_by_hand(tmp_path / "run", [(stray, "new-1", "")], [("new-1", "")])
+    table(folder / "to_label.csv", [(stray, "heron")])
+    config = DiscoverConfig(labeled=str(labels), accept=str(folder))
+    found = open_discovery_data(str(flat), config)
+    learned = {found.images.names[row] for row in found.parts.train_rows}
+    assert stray in learned
+    assert set(parts.test.names) - learned  # others are
 
 
 def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_as_they_were_written(tmp_path):
@@ -147,16 +202,16 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_as_they_were_
     assert accepted_classes(folder) == dict.fromkeys(paths, "c")
 
 
-def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(edited, parts):
+def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(edited, labeled_parts):
     """Only if another one has some; else there is nothing to go on with."""
     sure, _ = be_sure(edited)
     name(edited, {"new-2": "vague"})
     with pytest.raises(DataError, match="no image of a class with a name is flagged as core"):
-        accepted(edited, parts, "labels.csv")
+        accepted(edited, labeled_parts, "labels.csv")
     name(edited, {sure: "clear"})
-    given, notes = accepted(edited, parts, "labels.csv")
+    given = accepted(edited, labeled_parts, "labels.csv")
     assert set(given.labels.values()) == {"clear"}
-    assert ("left out", 1, ("vague",)) in [(n.decision, n.count, n.examples) for n in notes]
+    assert ("left out", 1, ("vague",)) in [(n.decision, n.count, n.examples) for n in given.notes]
 
 
 def test_what_cannot_be_accepted_is_refused(discovery, flat, encoder, tmp_path, refusal):
@@ -179,6 +234,13 @@ CONTRADICTIONS = [
     ({}, {"0-00.png": "nought"}, [], 3, "is labeled 'digit 0' by"),
     ({}, {"9-00.png": "nine"}, [], 3, "labels none of these images"),
     ({}, {"4-00.png": "four", "4-same.png": "five"}, [], 3, COPIES),
+    (
+        {"new-1": "four"},
+        {},
+        ["--labeled", "few.csv"],
+        3,
+        "few.csv, such as 'digit 2'; give the earlier",
+    ),
     ({"new-1": "four"}, {}, ["--mode", "ncd"], 2, "--mode ncd does not hold"),
     ({"new-1": "four"}, {}, ["--val", "0.3"], 2, "was made with --val 0.1"),
     ({"new-1": "four"}, {}, ["--overwrite"], 2, "would remove"),
@@ -193,6 +255,7 @@ def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
     copied = Path(shutil.copytree(flat, "images"))
     shutil.copy(flat / "4-00.png", copied / "4-same.png")
     edited = Path(shutil.copytree(discovery, "accepted"))
+    table(Path("few.csv"), [("0-00.png", "digit 0"), ("1-00.png", "digit 1")])
     for clusters, images, more, code, says in CONTRADICTIONS:
         for file_name in ("clusters.csv", "to_label.csv"):
             shutil.copy(discovery / file_name, edited)
@@ -208,28 +271,34 @@ def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
         assert left == before, says
 
 
-def test_a_name_typed_in_two_letters_is_the_class_that_labels_write_in_one(edited, parts):
+def test_a_name_typed_in_two_letters_is_the_class_that_labels_write_in_one(edited, labeled_parts):
     """As macOS types accents."""
     sure, _ = be_sure(edited)
     name(edited, {sure: normalize("NFD", "café")})
-    given, _ = accepted(edited, parts, "labels.csv")
+    given = accepted(edited, labeled_parts, "labels.csv")
     assert set(given.labels.values()) == {"café"}
 
 
 def test_after_novel_classes_alone_unlabeled_images_are_never_of_the_first_known_ones(
     flat, labels, encoder, tmp_path
 ):
-    """However many rounds follow, and also of a class that was named since."""
+    """However many rounds follow, and also of a class that was named since; nor in the scores."""
     first, second, third = (tmp_path / each for each in ("first", "second", "third"))
     least = [*LEAST_NCD, "--labeled", labels, "--encoder", encoder]
     assert run("discover", flat, "-o", first, *least, "--mode", "ncd") == 0
     excluded = [{"path": "", "class": f"digit {number}"} for number in range(3)]
     assert rows(first / "excluded.csv") == excluded
-    label(first, "a new digit", 2)
+    truth = {path.name: f"digit {path.name[0]}" for path in flat.iterdir()}
+    truth |= dict.fromkeys(label(first, "a new digit", 2), "a new digit")
     for before, after in ((first, second), (second, third)):
-        assert run("discover", flat, "-o", after, *LEAST, "--accept", before) == 0
+        typed = [*LEAST, "--accept", before, "--truth", table(tmp_path / "t.csv", truth.items())]
+        assert run("discover", flat, "-o", after, *typed) == 0
         shutil.rmtree(before)
         assert rows(after / "excluded.csv") == excluded
-        found = [row["cluster"] for row in rows(after / "assignments.csv")]
-        assert not {"digit 0", "digit 1", "digit 2"} & {*found}
-        label(after, "another digit", 1)
+        found = {row["path"]: row["cluster"] for row in rows(after / "assignments.csv")}
+        assert not {"digit 0", "digit 1", "digit 2"} & {*found.values()}
+        pairs = [(truth[path], found[path]) for path in found.keys() - held_out(after)]
+        scores = strict_json(after / "summary.json")["scores"]["nearkin"]
+        stated = {each["name"]: each["value"] for each in scores}
+        assert stated["GCD accuracy, all, train"] == pytest.approx(hungarian(*zip(*pairs)))
+        truth |= dict.fromkeys(label(after, "another digit", 1), "another digit")

@@ -91,7 +91,7 @@ def whole(request, tmp_path_factory):
 
 def same(one, other):
     """Whether two lists of trials were by the same networks: what they answered, to the bit."""
-    return [(t.fold, t.candidate) for t in one] == [(t.fold, t.candidate) for t in other] and all(
+    return [t.candidate for t in one] == [t.candidate for t in other] and all(
         np.array_equal(a.probability, b.probability) for a, b in zip(one, other, strict=True)
     )
 
@@ -105,7 +105,7 @@ def test_a_queue_for_the_whole_task_is_reduced_to_what_a_trial_holds(num_images,
     assert method_options("ncl", reduced, num_images, 8)["queue_size"] == size
     with pytest.raises(UsageError, match="more than half"):
         method_options("ncl", asked, num_images, 8)
-    assert first_trial(tmp_path, "ncd", *images(), options=asked).fold == 0
+    assert first_trial(tmp_path, "ncd", *images(), options=asked).candidate == TRIED["ncd"][0]
 
 
 @given(st.integers(2, 60), st.integers(1, 300), st.integers(0, 2**32 - 1))
@@ -140,9 +140,7 @@ def test_no_class_is_hidden_twice_where_there_are_enough(num_known, seed):
 
 def test_trials_find_hidden_classes_among_far_blobs(whole):
     mode, _, results = whole
-    assert [(t.fold, t.candidate) for t in results] == [
-        (fold, candidate) for fold in range(FOLDS) for candidate in TRIED[mode]
-    ]
+    assert [trial.candidate for trial in results] == [*TRIED[mode]] * FOLDS
     for trial in results:
         assert 0 <= trial.accuracy <= 1
         np.testing.assert_allclose(trial.probability.sum(axis=1), 1)
@@ -229,12 +227,12 @@ def test_folds_that_leave_no_labels_are_passed_over(tmp_path):
         parity = odd if number != lost else ~odd
         label[np.flatnonzero((task.label == number) & parity)[1]] = number
     few = replace(task, label=label, num_known=4)
-    (trial,) = trials(tmp_path, "gcd", cached, few).run(TRIED["gcd"][:1], num_folds=1)
-    assert trial.fold == 1
+    assert len(list(trials(tmp_path, "gcd", cached, few).run(TRIED["gcd"], num_folds=1))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["gcd-1-simgcd.npz"]
 
 
-def trial(candidate, accuracy, fold=0):
-    return Trial(fold, candidate, accuracy, np.ones((1, 1)), np.ones(1, bool), np.zeros(1, int))
+def trial(candidate, accuracy):
+    return Trial(candidate, accuracy, np.ones((1, 1)), np.ones(1, bool), np.zeros(1, int))
 
 
 USUAL, LOW, HIGH = (Candidate("ncl", value) for value in RATES)
@@ -243,14 +241,14 @@ USUAL, LOW, HIGH = (Candidate("ncl", value) for value in RATES)
 def test_an_image_of_several_trials_counts_once_among_those_that_calibrated():
     probability, correct = np.full((4, 2), [0.8, 0.2]), np.array([True, True, True, False])
     rows = np.arange(4), np.arange(2, 6)
-    some = [Trial(0, USUAL, 0.75, probability, correct, own) for own in rows]
+    some = [Trial(USUAL, 0.75, probability, correct, own) for own in rows]
     assert calibrate(some, np.arange(6)).num_images == 6
 
 
 def test_images_of_one_group_are_one_witness_for_a_temperature():
     correct = np.arange(60) % 2 == 0  # half of what is said with certainty is wrong
     said = np.tile([0.99, 0.01], (60, 1))
-    some = [Trial(0, USUAL, 0.5, said, correct, np.arange(60))]
+    some = [Trial(USUAL, 0.5, said, correct, np.arange(60))]
     assert calibrate(some, np.arange(60)).temperature > 2
     assert calibrate(some, np.zeros(60, int)).temperature == 1
 
@@ -259,6 +257,8 @@ def test_what_is_given_is_not_searched_for():
     config = DiscoverConfig(known=["a", "b"], mode="ncd", options={"temperature": 0.2})
     assert [each.rate for each in candidates(config)] == [0.5, 0.25, 0.75], "the usual one first"
     assert candidates(replace(config, options={"positive_rate": 0.3})) == [Candidate("ncl")]
+    for pairs, number in (("ranks", 1), ("close", 1), ("closest", 3)):
+        assert len(candidates(replace(config, options={"pseudo_labels": pairs}))) == number, pairs
     assert "positive_rate" not in Candidate("ncl").options(5)
     assert candidates(DiscoverConfig(known=["a", "b"])) == [Candidate("simgcd")]
 
@@ -270,8 +270,8 @@ def test_the_first_value_is_taken_unless_another_is_better_by_a_standard_error()
     def chosen(**accuracies):
         every = {"usual": USUAL, "low": LOW, "high": HIGH}
         return best([
-            trial(every[name], accuracy, fold)
-            for name, folds_ in accuracies.items() for fold, accuracy in enumerate(folds_)
+            trial(every[name], accuracy)
+            for name, by_fold in accuracies.items() for accuracy in by_fold
         ])  # fmt: skip
 
     # Ahead by .1, .1 and .1: clearly. By .3, 0 and 0: the mean is .1, and its standard error too.
@@ -282,7 +282,7 @@ def test_the_first_value_is_taken_unless_another_is_better_by_a_standard_error()
     # Of those that are not clearly worse than the best, the first counts, not the second best.
     assert chosen(usual=[0.1, 0.1], low=[0.78, 0.72], high=[0.72, 0.8]) == LOW
     assert chosen(usual=[0.7], low=[0.71]) == LOW, "one fold has no error"
-    results = [trial(LOW, 0.9), trial(LOW, 0.1, 1)]
+    results = [trial(LOW, 0.9), trial(LOW, 0.1)]
     assert accuracies(results) == {LOW: [0.9, 0.1]}
 
 

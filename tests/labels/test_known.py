@@ -423,7 +423,7 @@ def classed(tmp_path, table):
 
 def truth_of(labeled, by, data):
     """All classes of a truth, and that of each image that has one, by name."""
-    truth, names = truth_labels(labeled, str(by), data)
+    truth, names, _ = truth_labels(labeled, str(by), data)
     return names, labels_of(replace(labeled, labels=truth, classes=names))
 
 
@@ -435,6 +435,8 @@ def test_the_truth_may_be_what_the_data_say_or_a_table_that_says_less(classed, t
     by = table(("ant\\1.png", "x"), ("cat/2.png", "cat"), ("bee/2.png", ""), ("gone.png", "y"))
     expected = {"ant/1.png": "x", "cat/2.png": "cat"}
     assert truth_of(labeled, by, images) == (("bee", "cat", "x"), expected)
+    (note,) = truth_labels(labeled, str(by), images)[2]
+    assert (note.decision, note.count, note.examples) == ("left out", 1, ("gone.png",))
 
 
 def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path):
@@ -445,7 +447,10 @@ def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path):
     for data, paths in (("flat", [Path(path).name for path in folders]), ("same", folders)):
         images = open_images(fill(tmp_path / data, *paths), labels="none")
         expected = ("a", "b", "z"), dict(zip(paths, classes, strict=True))
-        assert truth_of(label_images(images, str(by), ""), other, images) == expected
+        labeled = label_images(images, str(by), "")
+        assert truth_of(labeled, other, images) == expected
+        (note,) = truth_labels(labeled, str(other), images)[2]
+        assert (note.decision, note.count, note.examples) == ("left out", 1, ("z/more.png",))
 
 
 def test_the_truth_of_added_images_is_not_asked_and_arrays_may_be_that_of_arrays(
@@ -568,6 +573,10 @@ def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path, 
     assert "mode gcd" in message
     dataset = open_discovery_data(data, replace(config, mode="gcd"))
     assert dataset.truth.tolist() == [2, 2, 0, 0, 1, 1]
+    truth = tmp_path / "truth.csv"
+    discoveries.table(truth, [("ant/1.png", "ant"), ("gone.png", "y")])
+    dataset = open_discovery_data(data, replace(config, mode="gcd", truth=str(truth)))
+    assert "gone.png" in [name for note in dataset.images.notes for name in note.examples]
     whole = label_images(images, "", ["cat", "bee"])
     check_disjoint(whole, truth_labels(whole, "data", images)[0])
     check_disjoint(labeled, np.full(6, UNLABELED))

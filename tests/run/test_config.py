@@ -171,6 +171,7 @@ def test_the_command_of_a_run_has_no_settings_without_effect():
     config = TrainConfig(epochs=3, teacher_views=0, freeze_epochs=0)
     assert command("photos", config, Path()) == "nearkin train photos --epochs 3"
     switched = replace(config, epochs=4, grad_checkpointing=True)
+    assert command("photos", DiscoverConfig(copy_to="sorted"), Path()) == "nearkin discover photos"
     assert command("photos", switched, Path()).endswith("photos --epochs 4 --grad-checkpointing")
     taught = command("photos", replace(config, method="seed", teacher="dinov2-small"), Path())
     assert taught.endswith("--teacher dinov2-small --teacher-views 0 --epochs 3")

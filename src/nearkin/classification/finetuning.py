@@ -81,6 +81,7 @@ class FineTuner:
         folds = folds_of(labels[rows], groups, config.seed, folds=1)
         inside, held_out = rows[folds == LEFT_OUT], rows[folds != LEFT_OUT]
         candidates = self._candidates(len(rows))
+        probe = self._probe(rows)
         chosen: Candidate | None = candidates[0]  # the gentlest, where none can be held out
         logits = np.zeros((0, self.data.num_classes), np.float32)
         if len(held_out):
@@ -92,14 +93,15 @@ class FineTuner:
             )
             return Trained(
                 self.encoder,
-                head_of(self._probe(rows)),
+                head_of(probe),
                 validated,
                 {"epochs": 0},
                 f"Fine-tuning ({layers}) was tried on training images and was not better than the "
                 f"linear probe on {len(held_out)} held-out ones of them, so that is kept.",
+                "linear",
             )
         self.run.log.info(f"fine-tuning {layers} on {len(rows)} images: {chosen}")
-        method = self._fitted("all", rows, chosen)
+        method = self._fitted("all", rows, probe, chosen)
         details = {**self.encoder.details, "fine_tuned": layers}
         how = "the default" if not len(held_out) else f"chosen on {len(held_out)} held-out ones"
         if "auto" not in (config.lr, config.epochs):
@@ -112,6 +114,7 @@ class FineTuner:
             f"Fine-tuning ({layers}) on {len(rows)} training images from the linear probe on, "
             f"AdamW, learning rate {chosen.lr:g}, {count(chosen.epochs, 'epoch')}: {how}. Each "
             f"layer learns at {self._layer_decay:g} times the rate of the one above.",
+            layers,
         )
 
     @property
@@ -136,13 +139,13 @@ class FineTuner:
 
         None is the linear probe, which only what was given in full is not compared with.
         """
-        tried = dict[Candidate | None, Logits]()
+        tried, probe = dict[Candidate | None, Logits](), self._probe(inside)
         if "auto" in (self.run.config.lr, self.run.config.epochs):
-            weight, bias = self._probe(inside).layer()
+            weight, bias = probe.layer()
             by_probe = self.features[torch.from_numpy(held_out)] @ weight.T + bias
             tried[None] = by_probe.float().numpy()
         for candidate in candidates:
-            method = self._fitted(f"choice-{candidate}", inside, candidate)
+            method = self._fitted(f"choice-{candidate}", inside, probe, candidate)
             tried[candidate] = self._logits(method, held_out)
         truth, ranks = self.data.images.labels[held_out], dict[Candidate | None, Any]()
         for each, logits in tried.items():
@@ -167,14 +170,19 @@ class FineTuner:
             logits: Tensor = method.known.cpu()(embedded.tensor)
         return logits.float().numpy()
 
-    def _fitted(self, name: str, rows: Rows, candidate: Candidate) -> Supervised:
-        """Train on these images from the newest checkpoint of a stage, to the last step."""
+    def _fitted(
+        self, name: str, rows: Rows, probe: LinearProbe, candidate: Candidate
+    ) -> Supervised:
+        """Train on these images from the newest checkpoint of a stage, to the last step.
+
+        A new stage starts at the `probe` of the same images.
+        """
         given, device, size = self.run.config, self.run.device, self.encoder.image_size
         images, workers = self.data.images.subset(rows), int(given.workers)
         batch = self._batch_size(len(rows))
         backbone = trainable_copy(self.encoder.backbone, given.train_layers)
         method = Supervised(backbone, num_known_classes=self.data.num_classes)
-        method.known.load_state_dict(head_of(self._probe(rows)).state_dict())
+        method.known.load_state_dict(head_of(probe).state_dict())
         method = method.to(device).to(memory_format=torch.channels_last)
         augment = given.augment
         if augment == "auto":

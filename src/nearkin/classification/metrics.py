@@ -132,7 +132,7 @@ def _outlier_scores(
 
 
 def baselines(
-    run: OpenRun[ClassifyConfig], data: LabeledData, features: Features
+    run: OpenRun[ClassifyConfig], trained: Trained, data: LabeledData, features: Features
 ) -> dict[str, list[Metric]]:
     """Measure what a classifier stands beside, on the same images with the same labels.
 
@@ -149,7 +149,7 @@ def baselines(
         return fitted.predict(queries)
 
     bank, queries = (features[torch.from_numpy(rows)] for rows in (train, test))
-    predicted = {} if run.config.train_layers == "linear" else {LINEAR: probe(bank, queries)}
+    predicted = {} if trained.layers == "linear" else {LINEAR: probe(bank, queries)}
     predicted[NEIGHBORS] = predict(bank, labels[train], queries)
     if len(images) <= PIXEL_BANK:
         parts = [images.subset(rows) for rows in (train, test)]

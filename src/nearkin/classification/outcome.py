@@ -157,13 +157,14 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         table: [Metric(**entry) for entry in column.values()]
         for table, column in summary["metrics"].items()
     }
+    heading, *rows = metric_rows(columns)
     notes = [f"{flag}: {count(n, 'image')}" for flag, n in summary["flags"].items()]
     doubts = len(summary["labels_to_check"])
     learned = sum(each["train"] > 0 for each in summary["classes"])  # others are in the test part
     return [
         f"learned {count(learned, 'class')} from {count(sizes['train'], 'image')}, "
         f"{summary['train_layers']}: {summary['protocol']}",
-        *aligned(metric_rows(columns)),
+        *(aligned([heading, *rows]) if rows else []),
         *notes,
         *([f"labels to check: {doubts}, see the page"] if doubts else []),
     ]
@@ -223,7 +224,7 @@ def build_page(outcome: Outcome) -> Page:
 
 
 def _lead(outcome: Outcome) -> str:
-    dataset, layers = outcome.dataset, outcome.run.config.train_layers
+    dataset, layers = outcome.dataset, outcome.trained.layers
     trained = {
         "linear": "a linear probe on the frozen encoder",
         "attentive": "an attentive probe on the tokens of the frozen encoder",
@@ -270,8 +271,8 @@ def _findings(outcome: Outcome) -> Iterator[str]:
 
 
 def _results(outcome: Outcome) -> Iterator[Table]:
-    if outcome.metrics:
-        heading, *rows = metric_rows(outcome.metrics)
+    heading, *rows = metric_rows(outcome.metrics)
+    if rows:
         yield Table(
             "Metrics beside their baselines",
             ("", *heading[1:]),

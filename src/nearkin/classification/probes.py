@@ -42,6 +42,7 @@ class Trained:
     validated: Validated  # Predictions of training images while held out; rows among all images
     chosen: Mapping[str, float]  # The values that were chosen, by name
     protocol: str  # What was chosen on what, in a sentence
+    layers: str  # As in the settings; `linear` where fine-tuning was not better
     pooling: AttentivePooling | None = None
     """Of the encoder's tokens, if these are what is classified."""
 
@@ -118,6 +119,7 @@ def train_linear(
         {"C": probe.choice.strength},
         f"Logistic regression on standardized features of the frozen encoder. "
         f"{_chosen(probe.choice)}",
+        "linear",
     )
 
 
@@ -151,5 +153,6 @@ def train_attentive(run: OpenRun[ClassifyConfig], encoder: Encoder, data: Labele
         f"Attentive pooling of {network.num_tokens} tokens of the frozen encoder by "
         f"{probe.pooling.attention.shape[1]} learned queries, and logistic regression, on "
         f"{len(rows)}{some} training images. {_chosen(validated.choice)}",
+        "attentive",
         probe.pooling,
     )

@@ -32,7 +32,7 @@ from nearkin.files import usable, whole
 from nearkin.places import cache_folder
 
 VERSION: Final = 2  # Of how features are computed; another version has other names
-LIMIT: Final = 20 * 2**30  # Bytes of all kept features, but for those of the run at work
+LIMIT: Final = 20 * 2**30  # Bytes of all kept features, but that those of the run at work stay
 LIBRARIES: Final = {"nearkin", "torch", "torchvision", "timm", "transformers"}
 
 Passes = Float[Tensor, "passes images dim"]

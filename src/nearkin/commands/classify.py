@@ -86,14 +86,15 @@ def classify(
     with open_run(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
+        config, log = replace(run.config, val=held_share(data, run.config)), run.log
         on_open, resumed = partial(list_bad, folder), folder if resume else None
         for line in start.lines():
-            run.log.info(line)
-        dataset = open_labeled_data(data, run.config, run.log.progress, on_open, resumed)
+            log.info(line)
+        dataset = open_labeled_data(data, config, log.progress, on_open, resumed)
         for line in dataset.lines():
-            run.log.info(line)
-        if run.config.batch_size != "auto":
-            check_batch(run.config.batch_size, len(dataset.train_rows), 1)
+            log.info(line)
+        if config.batch_size != "auto":
+            check_batch(config.batch_size, len(dataset.train_rows), 1)
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
@@ -101,7 +102,7 @@ def classify(
             with resource_errors():
                 complete_results(run, dataset.images, name)
             return Run(folder)
-        config = replace(_resolved(run.config, dataset, start), val=held_share(data, run.config))
+        config = _resolved(config, dataset, start)
         with resource_errors(resumes=True):
             folder.write_settings(config, name)
             # A resumed run needs the source no longer; trained on is the file from the start.
@@ -162,7 +163,7 @@ def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder
     metrics = {OURS: measure(classifier, predictions, trained, dataset)}
     if run.config.baselines:
         log.info("measuring the baselines")
-        metrics |= baselines(run, dataset, given.center)
+        metrics |= baselines(run, trained, dataset, given.center)
     outcome = Outcome(
         run=run,
         data=data,

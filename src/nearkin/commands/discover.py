@@ -86,6 +86,7 @@ def discover(
         dataset = open_discovery_data(data, config, log.progress, on_open, resumed)
         for line in dataset.lines():
             log.info(line)
+        config = _with_left(config, dataset, log)
         check_sizes(dataset, config)
         config = with_encoder(config, dataset.images, log.info)
         check_trained_layers(dataset, config, run.device)
@@ -96,7 +97,6 @@ def discover(
             with resource_errors():
                 complete_results(run, dataset.images, name)
             return Run(folder)
-        config = _with_left(config, dataset, log)
         folder.write_settings(config, name)
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
@@ -138,7 +138,7 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
     """Return the settings, checked as far as possible without the data."""
     _check_encoder(config)
     if config.accept:
-        config = _next_round(config)
+        config = _next_round(config, folder, resume=resume)
     if bool(config.labeled) == bool(config.known):
         raise UsageError(
             "say which classes are known: either --labeled PATH, or --known A,B where the data "
@@ -182,24 +182,33 @@ def _check_method(config: DiscoverConfig) -> None:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
 
 
-def _next_round(config: DiscoverConfig) -> DiscoverConfig:
-    """Return the settings with what is left out taken from the discovery that is accepted."""
+def _next_round(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> DiscoverConfig:
+    """Return the settings with what is left out taken from the discovery that is accepted.
+
+    A round that goes on has its own settings; the accepted discovery may be gone.
+    """
     if config.mode == "ncd":
         raise UsageError(
             "--accept leaves unlabeled images of the classes that it makes known, so --mode ncd "
             "does not hold; leave it out"
         )
-    run = RunFolder(Path(config.accept))
+    begun = resume and folder.config.exists()
+    run = folder if begun else RunFolder(Path(config.accept))
     earlier, _ = run.settings_of(DiscoverConfig)
+    taken = dict[str, Any]()
     if not (config.labeled or config.known):
-        check_trusted({"labeled": earlier.labeled}, run.config, config.trust_remote_code)
-        config = replace(config, labeled=earlier.labeled, known=earlier.known)
-    # The encoder as it was before it saw a label: trials hide some of the labels again.
+        taken |= {"labeled": earlier.labeled, "known": earlier.known}
+    if config.encoder == "auto":
+        taken["encoder"] = earlier.encoder if begun else str(_before_labels(run, earlier))
+    check_trusted(taken, run.config, config.trust_remote_code)
+    return replace(config, **taken)
+
+
+def _before_labels(run: RunFolder, config: DiscoverConfig) -> Path:
+    """Return the encoder of a discovery before it saw a label: trials hide some of these again."""
     encoders = (run.start, run.stage("features").path)
-    fitted = earlier.train_layers != "top"
-    encoder = next((path for path in encoders if fitted and path.exists()), run.path)
-    named = config.encoder != "auto"
-    return replace(config, encoder=config.encoder if named else str(encoder))
+    fitted = config.train_layers != "top"
+    return next((path for path in encoders if fitted and path.exists()), run.path)
 
 
 def _with_options(config: DiscoverConfig) -> DiscoverConfig:

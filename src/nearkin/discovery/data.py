@@ -117,24 +117,24 @@ def open_discovery_data(
     """
     opened = open_usable(data, config, on_progress, on_open)
     images = trained_or_scored(label_images(opened, config.labeled, config.known))
-    parts = keep_few(learnable(hold_out(images, config, on_progress, resumed)))
+    parts = learnable(hold_out(images, config, on_progress, resumed))
     given = Accepted()
     if resumed is not None and resumed.excluded.exists():
         given = Accepted.read(resumed)
     elif config.accept:
-        where = config.labeled or "the data"
-        given, notes = accepted(Path(config.accept), parts, where)
-        parts = replace(parts, images=parts.images.noted(*notes))
+        given = accepted(Path(config.accept), parts, config.labeled or "the data")
     elif config.mode == "ncd":
         given = Accepted(excluded=parts.images.classes)
     images = accept(parts.images, given)
     images = images.noted(*(n for n in spellings(images.classes) if n not in images.notes))
+    parts = keep_few(replace(parts, images=images))
     truth, names = None, images.classes
     if config.truth:
-        truth, names = truth_labels(images, config.truth, opened)
+        truth, names, notes = truth_labels(images, config.truth, opened)
         if config.mode == "ncd":
             check_disjoint(images, truth)
-    return DiscoveryData(replace(parts, images=images), truth, names, given)
+        parts = replace(parts, images=images.noted(*notes))
+    return DiscoveryData(parts, truth, names, given)
 
 
 def check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:

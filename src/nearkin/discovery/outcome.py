@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from nearkin.classifier.assignments import Assignments, assign
@@ -76,14 +76,20 @@ class Clustering:
 
 
 def head_clustering(
-    encoder: DiscoveryEncoder, method: Method[Any], task: DiscoveryTask
+    encoder: DiscoveryEncoder,
+    method: Method[Any],
+    task: DiscoveryTask,
+    excluded: Bool[np.ndarray, "images classes"] | None = None,
 ) -> Clustering:
-    """Return the most probable classes by a method's heads."""
+    """Return the most probable classes by a method's heads.
+
+    `excluded` are classes that images are known not to have, which `joint` leaves out.
+    """
     features, heads = top_features(encoder, method), frozen_copy(heads_of(method))
     with torch.inference_mode():
         joint, novel = (
             class_probability(heads, features, impossible).argmax(dim=1).numpy()
-            for impossible in (None, task.only_novel if task.num_novel else None)
+            for impossible in (excluded, task.only_novel if task.num_novel else None)
         )
     return Clustering(joint, novel)
 
@@ -245,20 +251,21 @@ def build_outcome(
     calibrate the scores of the result.
     """
     folder, dataset, task, stages = pipeline.folder, state.dataset, state.task, state.stages
-    network, own = state.pretrained, methods[task.num_novel][0]
+    network, first = state.pretrained, methods[task.num_novel][0]
     if isinstance(stages.encoder, FinetunedEncoder):
-        network = stages.encoder.trained(own)
+        network = stages.encoder.trained(first)
     write_encoder(folder.encoder, network.backbone, network.details, network.preprocessing)
     calibration = calibrate(trials, dataset.images.groups)
-    classifier, assignments = _classified(state, own, network.digest, calibration)
+    classifier, assignments = _classified(state, first, network.digest, calibration)
     classifier.write(folder.classifier)
-    by_number = {
-        number: [
-            head_clustering(stages.encoder, method, replace(task, num_novel=number))
-            for method in seeds
+    by_number = dict[int, list[Clustering]]()
+    for number, seeds in methods.items():
+        own = replace(task, num_novel=number)
+        # Where all known classes are excluded, scores with all classes possible are wanted too.
+        excluded = None if task.disjoint else dataset.excluded(own.num_classes)
+        by_number[number] = [
+            head_clustering(stages.encoder, method, own, excluded) for method in seeds
         ]
-        for number, seeds in methods.items()
-    }
     result, *other_seeds = by_number[task.num_novel]
     others = [clustering.of(task)[assignments.rows] for clustering in other_seeds]
     clusterings, name = {OURS: result}, BASELINE[task.mode]

@@ -1,5 +1,6 @@
 """What an earlier discovery gives a next one: labels, and what images cannot be."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,15 +8,18 @@ from typing import Final
 
 from nearkin.data.images import Images
 from nearkin.data.labels import class_names, composed, numbered
-from nearkin.data.notes import Note, noted
+from nearkin.data.notes import Note, named, noted, plain
 from nearkin.data.split import Split
 from nearkin.data.tables import Resolver
 from nearkin.errors import DataError, UsageError
+from nearkin.files import replace_text, usable
 from nearkin.labels.known import with_copies
+from nearkin.pace import count
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import LABEL_COLUMNS, image_labels, named_classes, read_edited
+from nearkin.run.named import cluster_rows, image_labels, named_classes, read_edited
 from nearkin.tables import write_csv
 
+ACCEPTED_COLUMNS: Final = ("path", "label")
 EXCLUDED_COLUMNS: Final = ("path", "class")
 """In earlier versions, also classes that single images do not have."""
 
@@ -28,10 +32,14 @@ class Accepted:
     """Labels, by image."""
     excluded: Sequence[str] = ()  # Known classes that no image without a label has
     num_left: int | None = None  # Novel classes that have no name yet; None if nobody has said
+    notes: Sequence[Note] = ()  # On what is accepted, and what was named or labeled in vain
 
     def write(self, folder: RunFolder) -> None:
         """Write it into the folder of the round, which then needs the earlier one no more."""
-        write_csv(folder.accepted, LABEL_COLUMNS, self.labels.items())
+        write_csv(folder.accepted, ACCEPTED_COLUMNS, self.labels.items())
+        folder.accepted_notes.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(folder.accepted_notes, json.dumps(plain(self.notes)) + "\n")
+        # Last: it marks the others complete.
         write_csv(folder.excluded, EXCLUDED_COLUMNS, (("", name) for name in self.excluded))
 
     @classmethod
@@ -39,11 +47,16 @@ class Accepted:
         """Return what was written into a folder; nothing of a first discovery."""
         if not folder.excluded.exists():
             return cls()
-        labels = read_edited(folder.accepted, LABEL_COLUMNS)
-        excluded = read_edited(folder.excluded, EXCLUDED_COLUMNS)
+        labels = read_edited(folder.accepted, ACCEPTED_COLUMNS)
+        excluded, notes = read_edited(folder.excluded, EXCLUDED_COLUMNS), list[Note]()
+        if folder.accepted_notes.exists():  # earlier versions have none
+            with usable(folder.accepted_notes, "remove it; it only notes what was accepted"):
+                stored = json.loads(folder.accepted_notes.read_text(encoding="utf-8"))
+                notes = [Note(**each | {"examples": (*each["examples"],)}) for each in stored]
         return cls(
             {row["path"]: row["label"] for row in labels},
             [row["class"] for row in excluded if not row["path"]],
+            notes=notes,
         )
 
 
@@ -63,8 +76,8 @@ def accepted_classes(run: Path) -> dict[str, str]:
     }
 
 
-def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note]]:
-    """Return what an earlier discovery gives a next one; and notes.
+def accepted(run: Path, parts: Split, labeled: str) -> Accepted:
+    """Return what an earlier discovery gives a next one.
 
     Labels are those that it was given itself by the one before it; those of single images; and
     the names of classes, for core images. A name is a guess about an image: it goes behind any
@@ -95,6 +108,12 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
     of_copies = {name: label for name, label in zip(images.names, merged, strict=True) if label}
     of_images = of_images | of_copies
     earlier = Accepted.read(folder)
+    known = {*own.values(), *earlier.labels.values()}
+    if lost := sorted({*folder.read_summary().get("known", ())} - known):
+        raise DataError(
+            f"{count(len(lost), 'known class')} of {run} without a label by {labeled}, such as "
+            f"{named(lost)}; give the earlier labels, too"
+        )
     guessed = {path: name for path, name in of_classes.items() if path in learned}
     every = {**guessed, **earlier.labels, **of_images}
     labels = {path: label for path, label in every.items() if own.get(path) == ""}
@@ -103,17 +122,21 @@ def accepted(run: Path, parts: Split, labeled: str) -> tuple[Accepted, list[Note
             f"{run} labels none of these images: no image of a class with a name is flagged as "
             f"core, or they are others; label single images in {folder.to_label.name}"
         )
-    given = Accepted(labels, earlier.excluded, _num_left(folder, names, of_images))
-    return given, _accepted_notes(folder, labels, every, own)
+    # A label of a class that is found elsewhere says nothing of the cluster that its image is in.
+    found = known | {*names.values()}
+    new = {path for path, label in of_images.items() if label not in found}
+    num_left, notes = _num_left(folder, names, new), _accepted_notes(folder, labels, every, own)
+    return Accepted(labels, earlier.excluded, num_left, notes)
 
 
-def _num_left(folder: RunFolder, named: Collection[str], labeled: Collection[str]) -> int:
-    """Return how many novel classes have images, but neither a name nor an image with a label."""
+def _num_left(folder: RunFolder, names: Collection[str], labeled: Collection[str]) -> int:
+    """Return how many novel classes have images, but neither a name nor one of those `labeled`."""
     rows = read_edited(folder.assignments, ("path", "cluster"))
-    known = {*named, *(row["cluster"] for row in rows if row["path"] in labeled)}
+    known = {*names, *(row["cluster"] for row in rows if row["path"] in labeled)}
     unnamed = {row["cluster"] for row in rows} - known
-    classes = read_edited(folder.clusters, ("cluster", "kind"))
-    return len({row["cluster"] for row in classes if row["kind"] == "novel"} & unnamed)
+    return len(
+        {row["cluster"] for row in cluster_rows(folder) if row["kind"] == "novel"} & unnamed
+    )
 
 
 def _accepted_notes(
@@ -135,8 +158,8 @@ def _accepted_notes(
 
 
 def accept(images: Images, given: Accepted) -> Images:
-    """Label more images. Known classes keep their numbers."""
+    """Label more images, with the notes on that. Known classes keep their numbers."""
     known, labels = class_names(images), given.labels
     every = [own or labels.get(name, "") for name, own in zip(images.names, known, strict=True)]
     classes, numbers = numbered(every, images.classes)
-    return replace(images, labels=numbers, classes=classes)
+    return replace(images.noted(*given.notes), labels=numbers, classes=classes)

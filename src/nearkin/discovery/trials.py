@@ -64,7 +64,8 @@ class Candidate:
 
 def candidates(config: DiscoverConfig) -> list[Candidate]:
     """Return what trials compare: one candidate, where there is nothing to choose."""
-    fixed = config.mode == "gcd" or "positive_rate" in config.options
+    by_rate = config.options.get("pseudo_labels", "closest") == "closest"
+    fixed = config.mode == "gcd" or "positive_rate" in config.options or not by_rate
     rates: Sequence[float | None] = (None,) if fixed else RATES
     return [Candidate(MODE_METHODS[config.mode], rate) for rate in rates]
 
@@ -73,7 +74,6 @@ def candidates(config: DiscoverConfig) -> list[Candidate]:
 class Trial:
     """The result of searching for some hidden classes."""
 
-    fold: int
     candidate: Candidate
     accuracy: float
     """Of images that were not learned from: the mean of that of known and of hidden classes, all
@@ -126,7 +126,7 @@ class Trials:
                     # known classes has seen the labels of the hidden ones.
                     init = init or hiding.stages.start(lambda stage: self.train(stage, 1.0))
                     self._try(hiding, init, candidate, path)
-                yield Trial(fold, candidate, *_read(path, own), own.unlabeled)
+                yield Trial(candidate, *_read(path, own), own.unlabeled)
 
     def _hide(self, hidden: Int64[np.ndarray, " hidden"]) -> "_Hiding":
         """Hide some known classes; their numbers come last."""

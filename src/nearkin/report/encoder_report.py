@@ -360,14 +360,15 @@ NEEDS = {"teacher_views": "teacher", "freeze_epochs": "encoder"}
 def command(data: str, config: Config, file: Path) -> str:
     """Return the command that repeats a run: every setting in effect that is not the default.
 
-    Views of one's own are in `file`, the run's config.toml.
+    Views of one's own are in `file`, the run's config.toml. A folder for copies of the images is
+    to be new, so it is left out.
     """
     words = [config.encoder, data] if isinstance(config, EmbedConfig | ClassifyConfig) else [data]
     in_words = "encoder" if len(words) > 1 else ""
     for name, default in vars(type(config)()).items():
         value = getattr(config, name)
         in_effect = name not in NEEDS or getattr(config, NEEDS[name])
-        if name in ("options", in_words) or value == default or not in_effect:
+        if name in ("options", "copy_to", in_words) or value == default or not in_effect:
             continue
         if name == "augment" and not isinstance(value, str):
             words += ["--config", str(file)]

@@ -40,7 +40,7 @@ from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap, Role
 from nearkin.run.data import noted_column
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import CLUSTER_COLUMNS, display_name, read_edited, written_labels
+from nearkin.run.named import cluster_rows, display_name, read_edited, written_labels
 from nearkin.text import as_text
 
 Said = TypeVar("Said")
@@ -170,7 +170,7 @@ def _of_training(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring
 
 
 def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
-    clusters = {row["cluster"]: row for row in read_edited(folder.clusters, CLUSTER_COLUMNS)}
+    clusters = {row["cluster"]: row for row in cluster_rows(folder)}
     rows = _assigned(folder, embeddings)  # labeled images have none
     if gone := {row["cluster"] for row in rows if row} - clusters.keys():
         raise CheckpointError(f"{folder.clusters} has no row of {min(gone)}; put it back")

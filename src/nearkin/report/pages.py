@@ -29,7 +29,7 @@ from nearkin.report.page.blocks import MEDOID_SIDE, Cards, ClassView, Page, Pair
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap, write_files
 from nearkin.run.folder import KINDS, RunFolder
-from nearkin.run.named import CLUSTER_COLUMNS, display_name, read_edited
+from nearkin.run.named import cluster_rows, display_name
 
 FILES: Final = "files"  # Where a server has the files of a page
 
@@ -120,7 +120,7 @@ def page_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
         page = msgspec.convert(json.loads(folder.page.read_bytes()), Page)
     names = dict[str, str]()
     if folder.kind == "discovery":
-        rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
+        rows = cluster_rows(folder)
         names = {row["cluster"]: display_name(row) for row in rows}
     return with_thumbnails(_named(page, names), images, available_cpus(), on_map=True)
 

@@ -12,8 +12,9 @@ from nearkin.errors import OutputError, UsageError
 from nearkin.files import write_whole, writing
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import (
-    CLUSTER_COLUMNS,
+    CLUSTER_KEYS,
     check_names,
+    cluster_rows,
     display_name,
     read_edited,
     written_labels,
@@ -36,7 +37,7 @@ def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> Non
     """Name clusters of clusters.csv; those of one name are one class, '' removes their names."""
     name = _valid(name)
     with _editing(folder):
-        rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
+        rows = cluster_rows(folder)
         if unknown := set(clusters) - {row["cluster"] for row in rows}:
             raise UsageError(f"{folder.clusters} has no class {min(unknown)!r}; reload the page")
         for row in rows:
@@ -50,7 +51,7 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
     """Make unlabeled images a new class, whose cluster (such as `new-1`) is returned."""
     name = _valid(name)
     with _editing(folder):
-        clusters = read_edited(folder.clusters, CLUSTER_COLUMNS)
+        clusters = cluster_rows(folder)
         assignments = read_edited(folder.assignments, ASSIGNMENT_COLUMNS)
         _check_unlabeled(paths, {row["path"] for row in assignments})
         taken = {row[column] for row in clusters for column in ("cluster", "name")}
@@ -100,13 +101,13 @@ def _check_unlabeled(paths: Collection[str], unlabeled: Collection[str]) -> None
 def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
     """Return the classes of a discovery and the cluster of each image, or none; and labels."""
     editable = is_discovery(folder)
-    rows = read_edited(folder.clusters, CLUSTER_COLUMNS) if editable else []
+    rows = cluster_rows(folder) if editable else []
     assigned = _clusters(folder) if editable else {}
     sizes = Counter(assigned.values())
     return {
         "editable": editable,
         "classes": [
-            {key: row[key].strip() for key in CLUSTER_COLUMNS} | {"size": sizes[row["cluster"]]}
+            {key: row[key].strip() for key in CLUSTER_KEYS} | {"size": sizes[row["cluster"]]}
             for row in rows
         ],
         "cluster_of": _numbered(assigned, names),

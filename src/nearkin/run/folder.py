@@ -90,7 +90,8 @@ class RunFolder:
         self.exports = path / "exports"  # The folder of what the user has copied or exported
 
         # Classes
-        self.accepted = path / "accepted.csv"  # Labels and clusters of the discovery before
+        self.accepted = path / "accepted.csv"  # Labels taken over from the discovery before
+        self.accepted_notes = stages / "accepted.json"  # The notes on these labels
         self.excluded = path / "excluded.csv"  # Classes that images without a label do not have
         self.kept_features = stages / "kept-features"  # Those that cannot be outside of the run
         self.number = stages / "number.json"  # The estimate of the number of classes

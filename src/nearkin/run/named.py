@@ -10,9 +10,8 @@ from nearkin.files import usable
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 
-CLUSTER_COLUMNS: Final = ("cluster", "name", "kind")
-LABEL_COLUMNS: Final = ("path", "label")
-"""Columns that are required, of clusters.csv and of to_label.csv."""
+CLUSTER_KEYS: Final = ("cluster", "name", "kind")
+"""Columns that are required of clusters.csv."""
 
 Row = dict[str, str]
 
@@ -24,6 +23,11 @@ def read_edited(path: Path, required: Collection[str]) -> list[Row]:
         if rows and (absent := set(required) - rows[0].keys()):
             raise ValueError(f"it has no column {min(absent)}")
     return rows
+
+
+def cluster_rows(folder: RunFolder) -> list[Row]:
+    """Return the rows of clusters.csv."""
+    return read_edited(folder.clusters, CLUSTER_KEYS)
 
 
 def check_names(path: Path, rows: Collection[Row]) -> None:
@@ -62,7 +66,7 @@ def display_name(row: Mapping[str, str]) -> str:
 
 def named_classes(folder: RunFolder) -> dict[str, str]:
     """Return the name of each class that a person has named, by what it is called by itself."""
-    rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
+    rows = cluster_rows(folder)
     check_names(folder.clusters, rows)
     return {row["cluster"]: composed(name) for row in rows if (name := row["name"].strip())}
 
@@ -75,7 +79,7 @@ def written_labels(folder: RunFolder) -> dict[str, str]:
 def written_rows(folder: RunFolder) -> list[Row]:
     """Return the rows of to_label.csv; none where a run has no such table."""
     there = folder.to_label.exists()
-    return read_edited(folder.to_label, LABEL_COLUMNS) if there else []
+    return read_edited(folder.to_label, ("path", "label")) if there else []
 
 
 def image_labels(folder: RunFolder) -> Mapping[str, str]:
@@ -87,7 +91,7 @@ def image_labels(folder: RunFolder) -> Mapping[str, str]:
     if not rows:
         return {}
     names, labels = named_classes(folder), dict[str, str]()
-    kinds = {row["cluster"]: row["kind"] for row in read_edited(folder.clusters, CLUSTER_COLUMNS)}
+    kinds = {row["cluster"]: row["kind"] for row in cluster_rows(folder)}
     for row in rows:
         path, label = row["path"], row["label"].strip()
         if label not in names and kinds.get(label) == "novel":
