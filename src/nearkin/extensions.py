@@ -126,9 +126,9 @@ def forget_edited() -> None:
     Modules that users have imported themselves stay as they are, as Python has it.
     """
     for file, read in _READ.items():
-        path = Path(file)
-        if path.is_file() and sha256(path) != read:
-            sys.modules.pop(_module_name(path), None)
+        with suppress(OSError):  # gone, or not to be read any more
+            if sha256(path := Path(file)) != read:
+                sys.modules.pop(_module_name(path), None)
 
 
 def _module_name(path: Path) -> str:

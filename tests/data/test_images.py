@@ -351,9 +351,12 @@ def test_numbers_of_named_classes_may_be_floats_and_nan_is_none(tmp_path):
 
 
 class Parts(dict):
-    """A `datasets.DatasetDict`, as far as its type tells."""
+    """A `datasets.DatasetDict`, as far as its type and methods tell."""
 
     __module__ = "datasets.dataset_dict"
+
+    def with_format(self):
+        raise AssertionError("a dictionary is read by no format")
 
 
 def test_a_dictionary_of_datasets_is_refused_and_its_parts_are_named():

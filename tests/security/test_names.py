@@ -106,7 +106,7 @@ def runs(fingerprint):
     for setting, commands in USING_RUN.items():
         given = {"augment": "simclr", setting: "theirs.py:load"}
         data = given.pop("data", "images")
-        files = run_of(TrainConfig(**given), data, fingerprint)
+        files = run_of(TrainConfig(image_size=16, **given), data, fingerprint)
         for command in commands:
             what = f"run {setting}: {command}"
             yield what, files, command, *OTHERWISE.get(what, UNTRUSTED)
