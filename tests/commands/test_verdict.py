@@ -40,6 +40,7 @@ def test_a_training_that_destroys_its_start_leaves_the_start_and_says_so(ruined)
     assert comparison["verdict"] == "no difference"
     last = printed.splitlines()[-1]
     assert last.startswith("verdict  made no difference: kNN top-1 0.")
+    assert last.endswith("(+0.000 [+0.000, +0.000])")
     assert last in folder.log.read_text()
     average = folder.read_summary()["average"]
     assert average["share"] == 0

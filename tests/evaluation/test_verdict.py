@@ -20,8 +20,8 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def differing(metric="kNN top-1", value=0.0, low=-0.02, high=0.02):
-    return Difference(metric, 0.5 + value, 0.5, low, high, 1000, 1000.0)
+def differing(metric="kNN top-1", value=0.0, low=-0.02, high=0.02, second=0.5):
+    return Difference(metric, second + value, second, low, high, 1000, 1000.0)
 
 
 def verdict(*found, collapsed=False):
@@ -47,6 +47,16 @@ def test_knn_decides_whatever_the_probe_says(value, low, high, expected):
     assert f"({value:+.3f} [{low:+.3f}, {high:+.3f}])" in comparison.text
     assert any("linear probe" in finding for finding in comparison.findings())
     assert any("not the seed" in finding for finding in comparison.findings())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [(0.35, 0.34, "helped"), (0.34, 0.35, "worse")]
+)
+def test_a_difference_of_one_point_is_enough_in_any_digits(first, second, expected):
+    """The first minus the second is 0.00999999999999995."""
+    value = first - second
+    low, high = value - 0.005, value + 0.005
+    assert verdict(differing(value=value, low=low, high=high, second=second)).verdict == expected
 
 
 def test_without_labels_nothing_but_harm_is_known():
@@ -136,6 +146,14 @@ def test_the_better_features_are_named(new, old, expected):
     assert compared == {"kNN top-1", "linear probe", "view retrieval"}
 
 
+@pytest.mark.parametrize("labeled", [True, False])
+def test_a_start_that_is_kept_differs_in_nothing(labeled):
+    comparison = evaluate_tables(tables(2.0, 2.0, labeled), seed=0).comparison
+    assert {(each.low, each.high) for each in comparison.differences} == {(0, 0)}
+    assert comparison.verdict == "no difference"
+    assert "cannot" not in comparison.text
+
+
 def test_without_a_start_or_the_same_images_there_is_no_verdict():
     encoder, other = tables(1.0, 3.0).values()
     evaluation = evaluate_tables(
@@ -184,7 +202,8 @@ def test_features_that_collapse_are_worse_without_any_label():
     assert comparison.collapsed
     assert comparison.verdict == "worse"
     assert "features have collapsed" in comparison.text
-    assert evaluate_tables(both, seed=0).comparison.verdict == "unknown"
+    other = evaluate_tables(tables(1.0, 1.01, labeled=False), seed=0)
+    assert other.comparison.verdict == "unknown"
 
 
 def test_a_view_retrieves_its_own_image_or_one_of_its_group():

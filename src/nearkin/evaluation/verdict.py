@@ -7,7 +7,7 @@ classes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -66,13 +66,17 @@ def differences(tables: Tables, metrics: Metrics) -> dict[str, tuple[Difference,
         # One bank is a part of the other, as of raw pixels; they are taken as independent.
         return jackknife(refits[first]) + jackknife(refits[other])
 
+    def compared(other: str, name: str) -> Difference:
+        """One difference, which is exactly 0 where both are the same encoder."""
+        variance = bank_variance(other) if name == KNN else 0.0
+        found = difference(shares[first][name], shares[other][name], variance)
+        parts = zip(tables[first], tables[other], strict=True)
+        same = all(np.array_equal(mine.vectors, theirs.vectors) for mine, theirs in parts)
+        return replace(found, low=0.0, high=0.0) if same and not found.value else found
+
     return {
         other: tuple(
-            difference(
-                shares[first][name],
-                shares[other][name],
-                bank_variance(other) if name == KNN else 0.0,
-            )
+            compared(other, name)
             for name in COMPARED
             if name in shares[first] and name in shares[other]
         )
@@ -92,7 +96,8 @@ def has_collapsed(metrics: Metrics) -> bool:
 
 def sign(of: Difference) -> int:
     """1 if the first is better, -1 if it is worse, 0 if that is not clear or too little."""
-    return of.clear if abs(of.value) >= MATTERS else 0
+    # Rounded: 0.35 - 0.34 is less than 0.01 in binary.
+    return of.clear if round(abs(of.value), 9) >= MATTERS else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,8 @@ class StartComparison:
     def verdict(self) -> Verdict:
         """What training has done."""
         decisive = self.decisive
-        if decisive is not None and decisive.name == KNN:
+        # An interval of width 0 is that of the start itself, of which this is known without labels.
+        if decisive is not None and (decisive.name == KNN or decisive.low == decisive.high):
             signs: Mapping[int, Verdict] = {1: "helped", 0: "no difference", -1: "worse"}
             return signs[sign(decisive)]
         lost = decisive is not None and sign(decisive) < 0
