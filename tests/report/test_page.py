@@ -381,9 +381,9 @@ def test_several_lines_differ_in_more_than_color_and_have_a_legend_and_a_table()
     assert len({dot["class"] for dot in dots}) == len({dot["d"] for dot in dots}) == 4
     assert read.texts_in("li") == list("abcd")
     assert chart_of({"a": points}).of("li") == []
-    read = chart_of({"a": [(1, 0.5), (2, 0.25)], "b": [(2, 123456.0)]})
-    assert read.texts_in("th") == ["epoch", "a", "b", "1", "2"]
-    assert read.texts_in("td") == ["0.5", "0.25", "1.235e+05"]
+    read = chart_of({"a": [(1, 0.5), (2, 0.25), (2, 0.75)], "b": [(2, 123456.0)]})
+    assert read.texts_in("th") == ["epoch", "a", "b", "1", "2", "2"]
+    assert read.texts_in("td") == ["0.5", "0.25", "1.235e+05", "0.75"]
 
 
 def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(browser, tmp_path):

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -194,9 +196,16 @@ def _line_chart(chart: Chart) -> Markup:
     marked = [x for x in (chart.chosen, *(chart.interval or ())) if x is not None]
     ticks = round_ticks([*(x for x, _ in places), *marked]), round_ticks([y for _, y in places])
     x, y = _scale(ticks[0], LEFT, RIGHT), _scale(ticks[1], BOTTOM, TOP)
-    columns = [dict(points) for points in lines.values()]
+    columns = [
+        {
+            (at, nth): y
+            for at, same in groupby(points, itemgetter(0))
+            for nth, (_, y) in enumerate(same)
+        }
+        for points in lines.values()
+    ]  # Of points at the same place, each has a row.
     values = [
-        (f"{x:g}", *(f"{of[x]:.4g}" if x in of else "" for of in columns))
-        for x in sorted({x for x, _ in places})
+        (f"{row[0]:g}", *(f"{of[row]:.4g}" if row in of else "" for of in columns))
+        for row in sorted(set().union(*columns))
     ]
     return Markup(BLOCKS.Chart(chart, lines, x, y, ticks, values, AREA, MAX_DOTS))
