@@ -132,6 +132,13 @@ def test_fine_tuning_leaves_the_other_parts_as_they_are(trained, encoder):
     assert "trained the last block of the encoder" in (out / "report.html").read_text()
 
 
+def test_what_was_held_out_is_called_too_high_only_where_something_was_chosen_on_it(trained):
+    for layers, chosen in (("linear", True), ("last:1", False)):  # with a given rate and epochs
+        metrics = strict_json(trained(layers) / "summary.json")["metrics"]["classifier"]
+        method = metrics["held-out training accuracy"]["protocol"]["method"]
+        assert ("somewhat too high" in method) == chosen
+
+
 def test_where_fine_tuning_is_no_better_the_classifier_is_the_linear_probe(
     data, encoder, tmp_path, monkeypatch
 ):
@@ -234,7 +241,11 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     assert measures["classifier"]["accuracy"]["value"] > 0.5
     assert summary["calibration"]["num_images"] == 30
     page = (out / "report.html").read_text()
-    for words in ("Least certain images", "perfectly calibrated"):
+    for words in (
+        "Least certain images",
+        "perfectly calibrated",
+        "Metrics beside their baselines",
+    ):
         assert words in page
     log = (out / "train.log").read_text()
     assert "which belong to no usable image" in log
@@ -270,7 +281,11 @@ def test_copies_are_in_no_more_folds_of_a_resumed_run_than_of_the_one_that_was_b
     data = str(tmp_path / "digits.npz")
     nearkin.embed_run(encoder, data, output=source, val=0.0, workers=0, report=False)
     command = ["classify", source, data, "-o", out, *QUICK]
-    assert run(*command) == 0
+    assert run(*command, "--report") == 0
+    page = (out / "report.html").read_text()
+    assert "held-out training accuracy" in page
+    assert "test images, but" not in page
+    assert "baselines" not in page.partition("Evaluation</h2>")[2].partition("</table>")[0]
     before = (out / "classifier.safetensors").read_bytes()
     (out / "summary.json").unlink()
     assert run(*command, "--resume") == 0
@@ -288,7 +303,10 @@ def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resume
     table = few_labels(data, tmp_path / "labels.csv", 1)
     out = classify(data, encoder, tmp_path / "few", "linear", labels=str(table))
     assert read_classifier(out / "classifier.safetensors").calibration is None
-    assert "the default" in strict_json(out / "summary.json")["protocol"]
+    summary = strict_json(out / "summary.json")
+    assert "the default: with one training image, or one group, of each" in summary["protocol"]
+    stated = {name for name in summary["metrics"]["classifier"] if "calibrated" in name}
+    assert stated == {"log-loss, uncalibrated", "calibration error, uncalibrated"}
     assert "10 classes with one training image" in (out / "train.log").read_text()
 
 

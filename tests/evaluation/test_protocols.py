@@ -115,6 +115,7 @@ def test_classes_far_apart_are_learned_from_one_image_and_those_with_too_few_are
     train = train.subset(np.flatnonzero((train.labels != 2) | (np.arange(80) < 12)))
     result = named(few_shot(train, blobs(40, seed=1), seed=0))
     assert "have fewer" not in result["2-shot logistic"].sentence
+    assert "of unit vectors of what differs from the mean" in result["2-shot logistic"].sentence
     assert "1 classes that have fewer and give all" in result["5-shot logistic"].sentence
 
 

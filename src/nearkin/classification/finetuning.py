@@ -86,7 +86,9 @@ class FineTuner:
         logits = np.zeros((0, self.data.num_classes), np.float32)
         if len(held_out):
             chosen, logits = self._choose(candidates, inside, held_out)
-        validated = Validated(Choice(1.0, len(held_out)), held_out, logits, labels[held_out])
+        given = "auto" not in (config.lr, config.epochs)
+        choice = Choice(1.0, 0 if given else len(held_out))
+        validated = Validated(choice, held_out, logits, labels[held_out])
         if chosen is None:
             self.run.log.info(
                 "none is better than the linear probe on held-out images; it is kept"
@@ -104,7 +106,7 @@ class FineTuner:
         method = self._fitted("all", rows, probe, chosen)
         details = {**self.encoder.details, "fine_tuned": layers}
         how = "the default" if not len(held_out) else f"chosen on {len(held_out)} held-out ones"
-        if "auto" not in (config.lr, config.epochs):
+        if given:
             how = "as given"
         return Trained(
             Encoder(method.backbone.cpu(), self.encoder.preprocessing, details),

@@ -39,11 +39,10 @@ def measure(
         metrics += _outlier_scores(predictions.distance[rows], truth >= data.num_classes)
     validated = trained.validated
     if len(validated.rows):
-        protocol = {
-            "method": "each image held out from the fits that predict it; the choice was made on "
-            "them, so it is somewhat too high",
-            "of": "training images",
-        }
+        method = "each image held out from the fits that predict it"
+        if validated.choice.images:
+            method += "; the choice was made on them, so it is somewhat too high"
+        protocol = {"method": method, "of": "training images"}
         groups = data.images.groups[validated.rows]
         name = "held-out training accuracy"
         metrics.append(share(name, validated.correct, protocol, groups=groups))
@@ -78,12 +77,12 @@ def _probability_scores(
     truth: Int64[np.ndarray, " n"],
     groups: Int64[np.ndarray, " n"],
 ) -> list[Metric]:
-    """Return log-loss and calibration error, with and without the temperature."""
+    """Return log-loss and calibration error, without the temperature and, if any, with it."""
     shares, num = np.bincount(truth) / len(truth), probability.shape[1]
     chance = float(-np.log(shares[truth]).mean())
-    versions = {"calibrated": calibrated(probability, calibration)}
+    versions = {"uncalibrated": probability}
     if calibration is not None:
-        versions["uncalibrated"] = probability
+        versions = {"calibrated": calibrated(probability, calibration)} | versions
     metrics = []
     for name, p in versions.items():
         score, correct = p.max(axis=1), p.argmax(axis=1) == truth

@@ -272,14 +272,17 @@ def _findings(outcome: Outcome) -> Iterator[str]:
 
 def _results(outcome: Outcome) -> Iterator[Table]:
     heading, *rows = metric_rows(outcome.metrics)
-    if rows:
-        yield Table(
-            "Metrics beside their baselines",
-            ("", *heading[1:]),
-            tuple(map(tuple, rows)),
-            "On test images, with 95 % confidence intervals. The baselines have the same labels. "
-            "Calibration error: how far scores are from the share of right ones, 0 is best.",
+    title, notes = "Metrics", ["With 95 % confidence intervals."]
+    if len(outcome.dataset.test_rows):
+        notes.append(
+            "On test images, but for the held-out training accuracy. Calibration error: how far "
+            "scores are from the share of right ones, 0 is best."
         )
+    if len(outcome.metrics) > 1:
+        title = f"{title} beside their baselines"
+        notes.append("The baselines have the same labels.")
+    if rows:
+        yield Table(title, ("", *heading[1:]), tuple(map(tuple, rows)), " ".join(notes))
     yield Table(
         "Each class",
         ("", "training images", "test images", "recall", "precision"),

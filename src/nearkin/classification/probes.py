@@ -96,8 +96,8 @@ def _chosen(choice: Choice) -> str:
     """Say which regularization was chosen on which images."""
     if not choice.images:
         return (
-            f"C is {choice.strength:g}, the default: with one training image of each class none "
-            "can be held out to choose it on."
+            f"C is {choice.strength:g}, the default: with one training image, or one group, of "
+            "each class none can be held out to choose it on."
         )
     return (
         f"C {choice.strength:g} was chosen on {choice.images} training images, each predicted by "
@@ -151,8 +151,8 @@ def train_attentive(run: OpenRun[ClassifyConfig], encoder: Encoder, data: Labele
         validated.at(rows),
         {"C": validated.choice.strength},
         f"Attentive pooling of {network.num_tokens} tokens of the frozen encoder by "
-        f"{probe.pooling.attention.shape[1]} learned queries, and logistic regression, on "
-        f"{len(rows)}{some} training images. {_chosen(validated.choice)}",
+        f"{probe.pooling.attention.shape[1]} heads of one learned query, and logistic regression, "
+        f"on {len(rows)}{some} training images. {_chosen(validated.choice)}",
         "attentive",
         probe.pooling,
     )

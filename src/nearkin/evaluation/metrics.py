@@ -250,10 +250,10 @@ def linear_probe(
 def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Metric]:
     """Measure classifiers from 1, 2, 5 and 10 labeled training images per class.
 
-    Nearest class mean and logistic regression, on unit features minus the mean of all training
-    images, which needs no label. Their accuracy on all test images is averaged over `DRAWS` draws
-    of the training images. The interval is that of other test images, and of other draws from the
-    same training images.
+    Nearest class mean and logistic regression, on unit vectors of what differs from the mean of
+    all training images, which needs no label. Their accuracy on all test images is averaged over
+    `DRAWS` draws of the training images. The interval is that of other test images, and of other
+    draws from the same training images.
     """
     mean = train.tensor.mean(dim=0)
     train, test, _ = _labeled(train, test, "few-shot")
@@ -273,7 +273,7 @@ def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Metric]:
         fewer = int((np.bincount(numbers) < shots).sum())
         for name, method in kinds.items():
             protocol = {
-                "method": f"{method} of unit features minus the mean training image",
+                "method": f"{method} of unit vectors of what differs from the mean training image",
                 "training images per class": shots,
                 **({"classes that have fewer and give all": fewer} if fewer else {}),
                 "draws": DRAWS,

@@ -117,7 +117,7 @@ class StartComparison:
     def verdict(self) -> Verdict:
         """What training has done."""
         decisive = self.decisive
-        # An interval of width 0 is that of the start itself, of which this is known without labels.
+        # An interval of width 0 is that of the start itself: nothing differs, with labels or not.
         if decisive is not None and (decisive.name == KNN or decisive.low == decisive.high):
             signs: Mapping[int, Verdict] = {1: "helped", 0: "no difference", -1: "worse"}
             return signs[sign(decisive)]

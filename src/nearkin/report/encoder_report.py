@@ -311,7 +311,8 @@ def _protocols(summary: Mapping[str, Any], evaluation: Evaluation) -> Iterator[s
     metrics = evaluation.metrics["encoder"]
     for metric in metrics:
         yield f"{metric.name}: {metric.sentence}."
-    if comparison := summary.get("comparison"):
+    comparison = summary.get("comparison")
+    if comparison and comparison["decided_by"]:
         yield f"verdict: decided by {comparison['decided_by']}, {comparison['protocol']}."
     if "teacher" in evaluation.differences:
         yield f"difference to the teacher: {PROTOCOL}."
