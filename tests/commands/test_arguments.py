@@ -245,6 +245,8 @@ def test_groups_of_features_count_without_paths():
     groups, splits = np.arange(60) // 3, np.repeat(["train", "test"], 30)
     grouped = Embeddings(vectors, labels, groups=groups, splits=splits)
     assert len(set(grouped.named_groups) - {""}) == 20
+    named = replace(grouped, group_names=["", "", "ann", "", "bob", "", *[""] * 54])
+    assert named.named_groups[:7] == ["ann"] * 3 + ["bob"] * 3 + ["2"]
     (metric, *_) = nearkin.evaluate(grouped, protocol=["knn"], verbose=False).metrics["encoder"]
     assert (metric.n, metric.effective_n) == (30, pytest.approx(10, abs=2))
     assert "independent" not in metric.protocol["interval"]

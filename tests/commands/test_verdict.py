@@ -102,6 +102,12 @@ def test_the_page_advises_the_better_encoder(ruined, tmp_path):
     (last,) = Run(worse).lines()[-1:]
     assert last.startswith("verdict  made it worse: kNN top-1 0.")
     assert last.endswith(f"; use the start: {worse.start}")
+    assert "verdict: decided by kNN top-1, " in worse.report.read_text()
+    summary["differences"]["start"] = []  # as of a single image without a label
+    summary["comparison"]["decided_by"] = None
+    worse.write_summary(summary)
+    explore(worse.path, write=True)
+    assert "verdict: decided by" not in worse.report.read_text()
 
 
 def test_in_a_browser_the_verdict_comes_first_and_the_start_is_a_column(ruined, browser):

@@ -121,9 +121,9 @@ class Embeddings(Result):
 
     @property
     def named_groups(self) -> list[str]:
-        """Each image's group as the data call it, by its first image or, without paths, by number.
+        """Each image's group as the data call it.
 
-        '' of one by itself.
+        Else by its first image or, without paths, by number; '' of one by itself.
         """
         names = list(self.group_names) or [""] * len(self)
         if self.groups is None:
@@ -132,9 +132,14 @@ class Embeddings(Result):
             self.groups, return_index=True, return_inverse=True, return_counts=True
         )
         own = [self.paths[row] for row in first.tolist()] if self.paths else map(str, number)
+        named = {  # By the first image that has a name
+            each: name
+            for each, name in zip(group[::-1].tolist(), names[::-1], strict=True)
+            if name
+        }
         called = [
-            names[row] or (name if many else "")
-            for row, name, many in zip(first.tolist(), own, size > 1, strict=True)
+            named.get(each) or (name if many else "")
+            for each, (name, many) in enumerate(zip(own, size > 1, strict=True))
         ]
         return [called[each] for each in group.tolist()]
 

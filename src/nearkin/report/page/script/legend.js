@@ -11,7 +11,7 @@ function searchText(i) {
    no number. */
 function shows(coloring, i) {
   if (hasClasses(coloring)) return !coloring.hidden.has(classOf(i, coloring));
-  const [low, high] = coloring.range;
+  const [low, high] = coloring.range.map(Math.fround); // as the values are
   const number = coloring.values[i];
   return !Number.isNaN(number) && !(number < low) && !(number > high);
 }
