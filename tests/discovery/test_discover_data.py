@@ -107,12 +107,13 @@ def test_one_labeled_image_of_each_class_is_enough(flat, parts, encoder, tmp_pat
     first = {name[0]: name for name in reversed(usable)}
     written = [(first[digit], f"digit {digit}") for digit in "0123"]
     labels, out = table(tmp_path / "labels.csv", written), tmp_path / "run"
-    settings = ["--labeled", labels, "--encoder", encoder, *FEW, "--classes", 1]
+    settings = ["--labeled", labels, "--encoder", encoder, *FEW, "--classes", 1, "--report"]
     assert discover(flat, "-o", out, *settings) == 0
     log = (out / "train.log").read_text(encoding="utf-8")
     assert "4 of 4 known classes have one image only" in log
     assert "too few labels to hold known classes out" in log
     assert strict_json(out / "summary.json")["calibration"] is None
+    assert "too few known classes or labels to hold some out" in (out / "report.html").read_text()
 
 
 def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(

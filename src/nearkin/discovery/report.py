@@ -241,10 +241,8 @@ def _truth(outcome: Outcome, cluster: Cluster) -> str:
 def _confidence(outcome: Outcome) -> str:
     calibration = outcome.classifier.calibration
     if calibration is None:
-        images = (
-            "too few classes or labels are known to hold classes out and measure how often it "
-        )
-        return score_meaning(None, f"{images}is right")
+        few = "too few known classes or labels to hold some out and measure how often it is right"
+        return score_meaning(None, few)
     meaning = score_meaning(calibration, "images of held-out known classes")
     errors = [each.value for each in outcome.score_quality if each.name.startswith("ECE")]
     of_novel = f"is {errors[-1]:.1%}" if errors else "may be larger"
