@@ -35,13 +35,16 @@ FILES: Final = "files"  # Where a server has the files of a page
 
 
 def served_page(
-    folder: RunFolder, images: Images, one_file: int = ONE_FILE
+    folder: RunFolder, images: Images, one_file: int = ONE_FILE, *, site: str
 ) -> tuple[str, ImageMap | None]:
-    """Return the report of a finished run for a server, and its map; its files are in `FILES`."""
+    """Return the report of a finished run for a server, and its map; its files are in `FILES`.
+
+    `site` is the identifier that the page's requests carry.
+    """
     embeddings = read_embeddings(folder.embeddings, images)
     map_ = image_map(folder, embeddings, images, served=True, one_file=one_file)
     page = page_of(folder, images, embeddings)
-    return render(page, map_, served=True, files=FILES), map_
+    return render(page, map_, site=site, files=FILES), map_
 
 
 def write_page(

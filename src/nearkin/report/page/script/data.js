@@ -47,7 +47,8 @@ for (const coloring of data.colorings) {
 data.count = data.number.length;
 data.perFile ??= data.count; // images whose details lie together
 
-const served = document.documentElement.dataset.served === "true";
+const { site } = document.documentElement.dataset;
+const served = Boolean(site);
 const $ = (name) => document.getElementById(`map-${name}`);
 const canvas = $("canvas");
 const pen = canvas.getContext("2d");

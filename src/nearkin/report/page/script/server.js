@@ -4,7 +4,8 @@ let runClasses = null; // the classes as they are in the run now
 
 async function request(path, body) {
   const content = body instanceof Blob ? body : JSON.stringify(body);
-  const how = body === undefined ? {} : { method: "POST", body: content };
+  const headers = { "X-Nearkin-Site": site };
+  const how = body === undefined ? {} : { method: "POST", body: content, headers };
   const answer = await fetch(path, how).catch(() => {
     throw new Error("No answer. Is nearkin explore still running?");
   });
