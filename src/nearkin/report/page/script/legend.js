@@ -42,16 +42,15 @@ async function updateVisible() {
 }
 
 /* Gives every image a class by its name, if it has one. The classes that come first keep their places,
-   and so their colors. */
+   and so their colors; those that are hidden stay hidden as long as they have their names. */
 function setClasses(coloring, first, nameOf) {
-  const numbers = new Map();
-  const numberOf = (name) => numbers.get(name) ?? numbers.set(name, numbers.size).get(name);
+  const hidden = Array.from(coloring.hidden, (each) => coloring.classes[each]);
+  const numbers = new Map([[undefined, -1]]);
+  const numberOf = (name) => numbers.get(name) ?? numbers.set(name, numbers.size - 1).get(name);
   first.forEach(numberOf);
-  coloring.values = Int32Array.from(data.number, (number, i) => {
-    const name = nameOf(number, i);
-    return name === undefined ? -1 : numberOf(name);
-  });
-  coloring.classes = [...numbers.keys()];
+  coloring.values = Int32Array.from(data.number, (number, i) => numberOf(nameOf(number, i)));
+  coloring.classes = [...numbers.keys()].slice(1);
+  coloring.hidden = new Set(hidden.filter((name) => numbers.has(name)).map(numberOf));
   searchTexts = null;
 }
 

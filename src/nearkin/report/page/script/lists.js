@@ -183,9 +183,9 @@ function clickTile(event) {
   if (mode === "replace") open(i, { focus: false });
   else if (mode === "remove") select([i], mode);
   else {
-    const ends = [Math.max(0, grid.rows.indexOf(state.cursor)), grid.rows.indexOf(i)];
+    const ends = [grid.rows.indexOf(state.cursor), grid.rows.indexOf(i)];
     const [from, to] = ends.sort((a, b) => a - b);
-    select(state.cursor >= 0 ? grid.rows.slice(from, to + 1) : [i], mode);
+    select(from >= 0 ? grid.rows.slice(from, to + 1) : [i], mode);
   }
   state.cursor = i;
   markTiles();
