@@ -249,9 +249,9 @@ class Kept(RunSite):
         colorings = (*image_map.colorings, unlabeled)
         image_map = dataclasses.replace(image_map, colorings=colorings)
         self.id = "7e57"
-        self._page, self._is_edited = page_of(image_map, site=self.id), False
+        self._page, self._is_edited = page_of(image_map, site=self.id, files="files"), False
         self._lock = threading.Lock()
-        self.policy = policy(script(), served=True)
+        self.policy = policy(script(), served=True, files=bool(image_map.per_file))
         self.gray = sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1)
         kinds = {"new-1": "novel", "new-2": "novel", "dog": "known"}.items()
         self.rows = [{"cluster": c, "name": "", "kind": kind, "size": 100} for c, kind in kinds]

@@ -20,16 +20,18 @@ function shows(coloring, i) {
    lists stay on their pages. */
 async function updateVisible() {
   const text = state.filter.trim().toLowerCase();
-  if (text && !searchTexts) {
+  let texts = searchTexts;
+  if (text && !texts) {
     $("count").textContent = "Reading names …";
-    await loaded(allRows());
+    const complete = await loaded(allRows());
     if (text !== state.filter.trim().toLowerCase()) return;
-    searchTexts ??= allRows().map(searchText);
+    texts = searchTexts ?? allRows().map(searchText);
+    if (complete) searchTexts = texts;
   }
   const filtering = data.colorings.filter(({ hidden, range }) => hidden.size || range);
   const before = state.visible.slice();
   for (let i = 0; i < data.count; i++) {
-    const matches = !text || searchTexts[i].includes(text);
+    const matches = !text || texts[i].includes(text);
     state.visible[i] = matches && filtering.every((coloring) => shows(coloring, i));
   }
   const total = visibleRows().length;

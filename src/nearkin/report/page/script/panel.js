@@ -25,9 +25,12 @@ async function showPanel() {
     $("panel").replaceChildren(note("Click a point to see its image and its nearest neighbors."));
     return;
   }
-  await loaded([i]);
-  await loaded(neighbors(i));
+  if (await loaded([i])) await loaded(neighbors(i));
   if (state.open !== i) return; // another one meanwhile
+  if (!detailsOf(i)) {
+    close();
+    return;
+  }
   fillPanel(
     make("bdi", {}, name(i)),
     served

@@ -7,7 +7,7 @@ async function request(path, body) {
   const headers = { "X-Nearkin-Site": site };
   const how = body === undefined ? {} : { method: "POST", body: content, headers };
   const answer = await fetch(path, how).catch(() => {
-    throw new Error("No answer. Is nearkin explore still running?");
+    throw new Error(NO_ANSWER);
   });
   const json = await answer.json();
   if (!answer.ok) throw new Error(json.error);
