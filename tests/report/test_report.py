@@ -138,7 +138,8 @@ def test_a_discovery_leaves_a_page_that_is_made_anew_to_the_byte(discovered):
 
 
 def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
-    before, (first, *others) = discovered.clusters.read_bytes(), rows(discovered.clusters)
+    tables = (discovered.clusters, discovered.assignments)
+    before, (first, *others) = [table.read_bytes() for table in tables], rows(discovered.clusters)
     try:
         write_rows(discovered.clusters, [first | {"name": "<b>sevens"}, *others])
         page = explore(discovered.path, output=tmp_path / "page.html").read_text()
@@ -146,9 +147,21 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
         assert "&lt;b&gt;sevens (new-1)" in site.page
         site.name(["new-1"], "eights")
         assert "eights (new-1)" in site.page
+        of_first = [
+            each["path"] for each in rows(discovered.assignments) if each["cluster"] == "new-1"
+        ]
+        numbers = [x for x, path in enumerate(images_of(discovered).names) if path in of_first]
+        site.split(numbers[:3], "")
+        sizes = dict(re.findall(r"<b>([^<]+)</b><span>(\d+) images</span>", site.page))
+        new = f"new-{len(others) + 2}"
+        assert (sizes["eights (new-1)"], sizes[new]) == (str(len(numbers) - 3), "3")
+        site.split(numbers[3:], "")
+        assert "<b>eights (new-1)</b>" not in site.page
     finally:
-        discovered.clusters.write_bytes(before)
+        for table, content in zip(tables, before, strict=True):
+            table.write_bytes(content)
         discovered.original_clusters.unlink(missing_ok=True)
+        discovered.original_assignments.unlink(missing_ok=True)
     assert "&lt;b&gt;sevens (new-1)" in page
     assert "<b>sevens" not in page
     assert "<b>sevens" in packed(page)["colorings"][0]["classes"]
