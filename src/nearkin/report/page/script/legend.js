@@ -4,27 +4,29 @@ let searchTexts = null; // what the filter searches, made when it is first used
 
 function searchText(i) {
   const classes = data.colorings.filter(hasClasses).map((coloring) => value(coloring, i));
-  return [rawName(i), ...classes].join("\n").toLowerCase();
+  return [rawName(i), ...classes].join("\n").normalize().toLowerCase();
 }
 
+const filterInput = () => state.filter.trim().normalize().toLowerCase();
+
 /* Whether a coloring that filters shows an image; a range, whose open end is NaN, hides what has
-   no number. */
+   no number. Its ends are rounded as the numbers are. */
 function shows(coloring, i) {
   if (hasClasses(coloring)) return !coloring.hidden.has(classOf(i, coloring));
   const [low, high] = coloring.range;
   const number = coloring.values[i];
-  return !Number.isNaN(number) && !(number < low) && !(number > high);
+  return !Number.isNaN(number) && !(number < Math.fround(low)) && !(number > Math.fround(high));
 }
 
 /* All filters together: the text, and what is hidden in each coloring. Where that changes nothing,
    lists stay on their pages. */
 async function updateVisible() {
-  const text = state.filter.trim().toLowerCase();
+  const text = filterInput();
   let texts = searchTexts;
   if (text && !texts) {
     $("count").textContent = "Reading names …";
     const complete = await loaded(allRows());
-    if (text !== state.filter.trim().toLowerCase()) return;
+    if (text !== filterInput()) return;
     texts = searchTexts ?? allRows().map(searchText);
     if (complete) searchTexts = texts;
   }

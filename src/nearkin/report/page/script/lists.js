@@ -147,7 +147,11 @@ function gridHead(pages) {
   const { rows, listed } = grid;
   const { by, descending } = state.sort;
   const choices = orders();
-  const onchange = (event) => setSort(choices[event.target.selectedIndex][0], descending);
+  const sort = async (focused, ...order) => {
+    await setSort(...order);
+    $("grid").querySelector(focused).focus();
+  };
+  const onchange = ({ target }) => sort("select", choices[target.selectedIndex][0], descending);
   const order = make("select", { ariaLabel: "Sort by", onchange },
     ...choices.map(([each, label]) => make("option", { selected: each === by }, label)));
   const all = button("Show all visible", () => { grid.listed = null; grid.page = 0; showGrid(); });
@@ -156,7 +160,8 @@ function gridHead(pages) {
     buttons(
       ...(listed ? [all] : []),
       "Sort by", order,
-      button(descending ? "▾" : "▴", () => setSort(by, !descending), { ariaLabel: "Reverse the order" }),
+      button(descending ? "▾" : "▴", () => sort("select + button", by, !descending),
+        { ariaLabel: "Reverse the order" }),
       button("Select all", (event) => select(grid.rows, selectionMode(event))),
       pager($("grid"), grid, pages, showGrid)));
 }
