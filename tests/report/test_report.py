@@ -17,6 +17,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.commands.explore import explore
+from nearkin.commands.run import Run
 from nearkin.commands.sources import images_of, table_encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.metrics import knn_classes
@@ -208,6 +209,9 @@ def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
     data = packed(path.read_text())
     assert (data["files"], data["perFile"]) == ("a%20page_files", 4_096)
     assert not data.keys() & {"details", "sheets"}
+    shutil.copy(path, RunFolder(tmp_path).report)
+    with pytest.raises(UsageError, match="which a notebook cannot load"):
+        Run(RunFolder(tmp_path)).show()
     served = RunSite(trained, images_of(trained), one_file=50)
     assert served.details(0) == made["0.js"]
     assert served.sheet(0) == made["0.webp"]

@@ -200,7 +200,7 @@ class Comparison(Result):
         in_words = Markup("<strong>{}</strong> (best)")  # for screen readers
         metrics = tuple(map(tuple, self._metric_rows(in_words)))
         title = "Metrics with 95 % confidence intervals"
-        frozen = any(run.folder.kind == "frozen encoder" for run in self.runs)
+        frozen = any(run.folder.is_frozen for run in self.runs)
         kind = "runs" if frozen else self.runs[0].kind
         settings = tuple(map(tuple, self._setting_rows()))
         return render(
