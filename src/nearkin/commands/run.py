@@ -86,8 +86,8 @@ class Run(Result):
             raise UsageError(f"{self.path} has no report; `nearkin explore RUN --write` makes it")
         if '"perFile":' in self.folder.report.read_text(encoding="utf-8"):
             raise UsageError(
-                f"{self.folder.report} has most images in files beside it, which a notebook cannot "
-                "load; open it in a browser, or use `nearkin explore RUN`"
+                f"{self.folder.report} has most images in files beside it, which a notebook "
+                "cannot load; open it in a browser, or use `nearkin explore RUN`"
             )
         return Frame(self.folder.report, height)
 
