@@ -134,9 +134,9 @@ def small_map(names=None, count=300, **changes):
     return ImageMap(**parts | changes)
 
 
-def page_of(image_map, *, served=False, files=""):
+def page_of(image_map, *, site="", files=""):
     page = Page("nearkin train", "What was learned", "A test.", ())
-    return render(page, image_map, served=served, files=files)
+    return render(page, image_map, site=site, files=files)
 
 
 SMALL = small_map()
@@ -248,9 +248,10 @@ class Kept(RunSite):
         unlabeled = Coloring("Your label", np.full(len(image_map.names), -1), role="label")
         colorings = (*image_map.colorings, unlabeled)
         image_map = dataclasses.replace(image_map, colorings=colorings)
-        self._page, self._is_edited = page_of(image_map, served=True), False
+        self.id = "7e57"
+        self._page, self._is_edited = page_of(image_map, site=self.id, files="files"), False
         self._lock = threading.Lock()
-        self.policy = policy(script(), served=True)
+        self.policy = policy(script(), served=True, files=bool(image_map.per_file))
         self.gray = sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1)
         kinds = {"new-1": "novel", "new-2": "novel", "dog": "known"}.items()
         self.rows = [{"cluster": c, "name": "", "kind": kind, "size": 100} for c, kind in kinds]

@@ -355,7 +355,7 @@ def test_a_finished_run_makes_what_is_asked_of_it_later(encoder, tmp_path, refus
     folder, resumed = RunFolder(tmp_path / "run"), [*command, "--resume"]
     summary = folder.summary.read_bytes()
     assert run(*resumed, "--report") == 0
-    assert folder.report.exists()
+    assert "Test images; below each, the predicted class." in folder.report.read_text()
     assert run(*resumed, "--copy-to", tmp_path / "copies") == 0
     copies = {path.name: path.parent.name for path in (tmp_path / "copies").rglob("*.png")}
     assigned = {f"{row['path'][2:]}": row["cluster"] for row in rows(folder.assignments)}

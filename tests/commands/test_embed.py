@@ -93,7 +93,7 @@ def test_a_frozen_encoder_leaves_all_that_a_training_leaves_but_a_training(run, 
         assert line in log
     page = run.report.read_text()
     statistics = "mean 0.000, 0.000, 0.000, std 0.250, 0.250, 0.250"
-    for said in ("not trained on these images", "apache-2.0", "nearkin discover", statistics):
+    for said in ("not trained any further", "apache-2.0", "nearkin discover", statistics):
         assert said in page
     assert "Training curves" not in page
 

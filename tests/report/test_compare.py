@@ -9,7 +9,7 @@ import pytest
 from nearkin_command import run as call
 
 from nearkin.commands.compare import compare
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import write_embeddings
@@ -147,7 +147,12 @@ def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path)
     assert (titles.count("Training loss"), titles.count("kNN accuracy")) == (2, 2)
     other = training(tmp_path / "other", method="byol")
     compare([runs[0], other], output=tmp_path / "other.html")
-    assert "<h3>Training loss</h3>" not in (tmp_path / "other.html").read_text()
+    content = (tmp_path / "other.html").read_text()
+    assert "<h3>Training loss</h3>" not in content
+    assert "<h1>2 trainings compared</h1>" in content
+    RunFolder(other).write_settings(EmbedConfig(), "/data/flowers")
+    compare([runs[0], other], output=tmp_path / "frozen.html")
+    assert "<h1>2 runs compared</h1>" in (tmp_path / "frozen.html").read_text()
 
 
 def test_from_the_command_line(tmp_path, capsys):

@@ -1,14 +1,22 @@
 """The map of many images, whose names, neighbors and sheets are in files beside the page."""
 
 import json
-import shutil
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from browser import HOSTILE, OpenPage, page_of, small_map, tile_color, written_out
+from browser import (
+    HOSTILE,
+    Kept,
+    OpenPage,
+    page_of,
+    serving,
+    small_map,
+    tile_color,
+    written_out,
+)
 
 from nearkin.report.page.map import details, write_files
 
@@ -86,13 +94,35 @@ def test_hostile_names_in_files_stay_text(page):
         page.until(f"{title} === {json.dumps(written_out(name))}")
 
 
-def test_without_its_folder_the_page_says_what_to_do(browser, written):
-    shutil.rmtree(written / "page_files")
+def test_without_its_folder_the_page_says_what_to_do_and_goes_on_once_it_is_there(
+    browser, written
+):
+    content = page_of(MANY, files="a%26b%20%25_files")
+    (written / "page.html").write_text(content, encoding="utf-8")
     page = OpenPage(browser, (written / "page.html").as_uri())
     page.click(MANY, 70)
-    page.find("#map-note").get_by_text("put the folder page_files beside this page").wait_for()
+    page.find("#map-note").get_by_text("put the folder a&b %_files beside this page").wait_for()
     assert page.text("#map-count") == "300 images"
+    search, number = page.find("#map-filter"), page.find("#map-count")
+    search.fill("dog")  # classes are there
+    number.get_by_text("90 of 300 images").wait_for()
+    assert page.find("#map-panel h3").count() == 0
+    (written / "page_files").rename(written / "a&b %_files")
+    search.fill("animals/07")
+    number.get_by_text("10 of 300 images").wait_for()
+    page.click(MANY, 70)
+    page.find("#map-panel h3").get_by_text("animals/070.jpg").wait_for()
     assert all("ERR_FILE_NOT_FOUND" in complaint for complaint in page.complaints)
+    page.context.close()
+
+
+def test_without_its_server_the_page_asks_for_no_folder(browser):
+    with serving(Kept(MANY)) as server:
+        page = OpenPage(browser, server.url)
+        page.find("#map-labels kbd").first.wait_for()
+    page.click(MANY, 70)
+    page.find("#map-status").get_by_text("Is nearkin explore still running?").wait_for()
+    assert "folder" not in page.text("#map-note")
     page.context.close()
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.commands.explore import explore
+from nearkin.commands.run import Run
 from nearkin.commands.sources import images_of, table_encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.metrics import knn_classes
@@ -138,7 +139,8 @@ def test_a_discovery_leaves_a_page_that_is_made_anew_to_the_byte(discovered):
 
 
 def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
-    before, (first, *others) = discovered.clusters.read_bytes(), rows(discovered.clusters)
+    tables = (discovered.clusters, discovered.assignments)
+    before, (first, *others) = [table.read_bytes() for table in tables], rows(discovered.clusters)
     try:
         write_rows(discovered.clusters, [first | {"name": "<b>sevens"}, *others])
         page = explore(discovered.path, output=tmp_path / "page.html").read_text()
@@ -146,9 +148,21 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
         assert "&lt;b&gt;sevens (new-1)" in site.page
         site.name(["new-1"], "eights")
         assert "eights (new-1)" in site.page
+        of_first = [
+            each["path"] for each in rows(discovered.assignments) if each["cluster"] == "new-1"
+        ]
+        numbers = [x for x, path in enumerate(images_of(discovered).names) if path in of_first]
+        site.split(numbers[:3], "")
+        sizes = dict(re.findall(r"<b>([^<]+)</b><span>(\d+) images</span>", site.page))
+        new = f"new-{len(others) + 2}"
+        assert (sizes["eights (new-1)"], sizes[new]) == (str(len(numbers) - 3), "3")
+        site.split(numbers[3:], "")
+        assert "<b>eights (new-1)</b>" not in site.page
     finally:
-        discovered.clusters.write_bytes(before)
+        for table, content in zip(tables, before, strict=True):
+            table.write_bytes(content)
         discovered.original_clusters.unlink(missing_ok=True)
+        discovered.original_assignments.unlink(missing_ok=True)
     assert "&lt;b&gt;sevens (new-1)" in page
     assert "<b>sevens" not in page
     assert "<b>sevens" in packed(page)["colorings"][0]["classes"]
@@ -195,6 +209,9 @@ def test_of_many_images_most_is_in_files_beside_the_page(trained, tmp_path):
     data = packed(path.read_text())
     assert (data["files"], data["perFile"]) == ("a%20page_files", 4_096)
     assert not data.keys() & {"details", "sheets"}
+    shutil.copy(path, RunFolder(tmp_path).report)
+    with pytest.raises(UsageError, match="which a notebook cannot load"):
+        Run(RunFolder(tmp_path)).show()
     served = RunSite(trained, images_of(trained), one_file=50)
     assert served.details(0) == made["0.js"]
     assert served.sheet(0) == made["0.webp"]

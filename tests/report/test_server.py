@@ -23,7 +23,8 @@ class Shop(RunSite):
 
     page = PAGE
 
-    def __init__(self):
+    def __init__(self, name="7e57"):
+        self.id = name
         self.requests = []
         self.error = None
         self._lock = threading.Lock()
@@ -122,6 +123,7 @@ def head(server, target="/", method="GET", **headers):
     usual = {"Host": host, "Cookie": f"{server.cookie}={server.token}"}
     if method == "POST":
         usual |= {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+        usual |= {"X-Nearkin-Site": server.site.id}
     changes = {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"{method} {target} HTTP/1.1"]
     for name, value in {**usual, **changes}.items():
@@ -306,6 +308,20 @@ def test_two_servers_do_not_meet(server):
         assert ask(one, Cookie=both)[0] == ask(other, Cookie=both)[0] == 200
         error_of(ask(one, Cookie=f"{other.cookie}={other.token}"), 403)
         error_of(ask(one, Cookie=f"{one.cookie}={other.token}"), 403)
+
+
+def test_a_page_of_an_earlier_server_changes_nothing():
+    """The cookie of a port goes to whatever run is served there next."""
+    with serving(Shop("first")) as first:
+        pass
+    later = Shop("later")
+    with serving(later, port=first.port) as server:
+        for page in ("first", None, ""):
+            for target in ("/label", "/search"):
+                answer = ask(server, target, "POST", b"{}", X_Nearkin_Site=page)
+                assert "reload it" in error_of(answer, 409)
+        assert later.requests == []
+        assert ask(server, "/search", "POST", X_Nearkin_Site="later")[0] == 200
 
 
 PATHS = [

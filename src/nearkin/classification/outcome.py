@@ -311,9 +311,10 @@ def _unsure(outcome: Outcome) -> Tiles:
     is_labeled = outcome.dataset.images.labels[assignments.rows] != UNLABELED
     order = np.argsort(assignments.margin, kind="stable")
     least = order[~is_labeled[order] | is_labeled.all()][:SHOWN]
+    which = "Test images" if is_labeled.all() else "Not learned from. Their labels would help most"
     return Tiles(
         "Least certain images",
-        "Not learned from. Their labels would help most; below each, the predicted class.",
+        f"{which}; below each, the predicted class.",
         tiles(assignments, least, with_class=True),
     )
 

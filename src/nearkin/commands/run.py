@@ -80,10 +80,15 @@ class Run(Result):
         """Return report.html in a frame, `height` pixels high, which a notebook shows.
 
         Raises:
-            UsageError: If the run has no report.
+            UsageError: If the run has no report, or one with files beside it.
         """
         if not self.folder.report.exists():
             raise UsageError(f"{self.path} has no report; `nearkin explore RUN --write` makes it")
+        if '"perFile":' in self.folder.report.read_text(encoding="utf-8"):
+            raise UsageError(
+                f"{self.folder.report} has most images in files beside it, which a notebook "
+                "cannot load; open it in a browser, or use `nearkin explore RUN`"
+            )
         return Frame(self.folder.report, height)
 
     @override

@@ -200,11 +200,13 @@ class Comparison(Result):
         in_words = Markup("<strong>{}</strong> (best)")  # for screen readers
         metrics = tuple(map(tuple, self._metric_rows(in_words)))
         title = "Metrics with 95 % confidence intervals"
+        frozen = any(run.folder.is_frozen for run in self.runs)
+        kind = "runs" if frozen else self.runs[0].kind
         settings = tuple(map(tuple, self._setting_rows()))
         return render(
             Page(
                 kicker="nearkin compare",
-                title=f"{len(self.names)} {self.runs[0].kind} compared",
+                title=f"{len(self.names)} {kind} compared",
                 lead=", ".join(self.names),
                 sections=(
                     ("Findings", (Findings(self.notes),)),

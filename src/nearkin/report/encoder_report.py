@@ -210,7 +210,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
 def _frozen_lead(summary: Mapping[str, Any], images: Images) -> str:
     sizes, origin = summary["sizes"], summary.get("origin", {})
     license_ = f" (license {origin['license']})" if origin.get("license") else ""
-    trained = "not trained on these images"
+    trained = "not trained any further"
     if "method" in summary:  # the encoder of a run
         trained = f"as {summary['method']} had trained it"
     held_out = f"; {sizes['test']:,} of them are held out for scoring" if "test" in sizes else ""

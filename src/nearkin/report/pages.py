@@ -3,7 +3,7 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -28,20 +28,24 @@ from nearkin.report.image_map import ONE_FILE, image_map, thumbnails
 from nearkin.report.page.blocks import MEDOID_SIDE, Cards, ClassView, Page, Pairs, Tile, Tiles
 from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap, write_files
+from nearkin.run import edits
 from nearkin.run.folder import KINDS, RunFolder
-from nearkin.run.named import cluster_rows, display_name
+from nearkin.run.named import display_name
 
 FILES: Final = "files"  # Where a server has the files of a page
 
 
 def served_page(
-    folder: RunFolder, images: Images, one_file: int = ONE_FILE
+    folder: RunFolder, images: Images, one_file: int = ONE_FILE, *, site: str
 ) -> tuple[str, ImageMap | None]:
-    """Return the report of a finished run for a server, and its map; its files are in `FILES`."""
+    """Return the report of a finished run for a server, and its map; its files are in `FILES`.
+
+    `site` is the identifier that the page's requests carry.
+    """
     embeddings = read_embeddings(folder.embeddings, images)
     map_ = image_map(folder, embeddings, images, served=True, one_file=one_file)
     page = page_of(folder, images, embeddings)
-    return render(page, map_, served=True, files=FILES), map_
+    return render(page, map_, site=site, files=FILES), map_
 
 
 def write_page(
@@ -118,11 +122,8 @@ def page_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Page:
         return encoder_page(folder, images, embeddings)
     with usable(folder.page, f"{KINDS[folder.kind].verb} again"):
         page = msgspec.convert(json.loads(folder.page.read_bytes()), Page)
-    names = dict[str, str]()
-    if folder.kind == "discovery":
-        rows = cluster_rows(folder)
-        names = {row["cluster"]: display_name(row) for row in rows}
-    return with_thumbnails(_named(page, names), images, available_cpus(), on_map=True)
+    rows = edits.classes(folder, ())["classes"] if folder.kind == "discovery" else []
+    return with_thumbnails(_edited(page, rows), images, available_cpus(), on_map=True)
 
 
 def store_page(folder: RunFolder, page: Page) -> None:
@@ -132,19 +133,39 @@ def store_page(folder: RunFolder, page: Page) -> None:
     replace_text(folder.page, json.dumps(msgspec.to_builtins(page)))
 
 
-def _named(page: Page, names: Mapping[str, str]) -> Page:
-    """Let classes have the names that users have given to clusters, on the page and on the map."""
+def _edited(page: Page, rows: Sequence[Mapping[str, Any]]) -> Page:
+    """Let classes have the names and sizes of the run now, on the page and on the map.
+
+    Novel classes that were split off have cards, too; those without an image left have none.
+    """
+    names = {row["cluster"]: display_name(row) for row in rows}
+    sizes = {row["cluster"]: row["size"] for row in rows}
+    novel = {
+        row["cluster"]: ClassView(row["cluster"], 0) for row in rows if row["kind"] == "novel"
+    }
 
     def named(cluster: str) -> str:
         name = names.get(cluster, cluster)
         return name if name == cluster else f"{name} ({cluster})"
 
     def view(each: ClassView) -> ClassView:
-        merge, on_map = tuple(map(named, each.merge)), names.get(each.name, each.name)
-        medoid = each.medoid and replace(each.medoid, side=MEDOID_SIDE)
-        return replace(each, name=named(each.name), medoid=medoid, merge=merge, on_map=on_map)
+        return replace(
+            each,
+            name=named(each.name),
+            size=sizes.get(each.name, each.size),
+            medoid=each.medoid and replace(each.medoid, side=MEDOID_SIDE),
+            merge=tuple(map(named, each.merge)),
+            on_map=names.get(each.name, each.name),
+        )
 
-    changed: Page = _changed(page, ClassView, view)
+    def cards(block: Cards) -> Cards:
+        views = {each.name: each for each in block.classes}
+        if block.kind == "new":
+            every = {**views, **novel, **views}  # those that were split off come last
+            views = {name: each for name, each in every.items() if sizes.get(name, 1)}
+        return replace(block, classes=tuple(map(view, views.values())))
+
+    changed: Page = _changed(page, Cards, cards)
     return changed
 
 

@@ -253,6 +253,9 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def _post(self) -> Reply:
         site = self.server.site
+        # Numbers and names mean others in another run, or in this one with images added.
+        if self.headers.get("X-Nearkin-Site") != site.id:
+            raise Refused(HTTPStatus.CONFLICT, "this page is of an earlier server; reload it")
         if self.path == "/search":
             return json_reply(site.search(self._body()))
         if self.path not in REQUESTS:

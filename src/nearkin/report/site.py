@@ -1,5 +1,6 @@
 """What the server of a run's page answers: images, search, likeness, edits of a discovery."""
 
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -56,12 +57,13 @@ class RunSite:
         of_table: Callable[[Encoder], Encoder] = lambda encoder: encoder,
         trust_remote_code: bool = False,
     ) -> None:
+        self.id = secrets.token_hex(8)
         self._folder = folder
         self._of_table = of_table
         self._trust = trust_remote_code
         self._images = images
         self._one_file = one_file
-        self._page, self._image_map = served_page(folder, images, one_file)
+        self._page, self._image_map = served_page(folder, images, one_file, site=self.id)
         self._is_edited = False  # since the page was made
         in_files = bool(self._image_map and self._image_map.per_file)
         self.policy = html.policy(script(), served=True, files=in_files)
@@ -74,7 +76,7 @@ class RunSite:
         """The page, with classes as they are named now; its map asks for them itself."""
         with self._lock:
             if self._is_edited:
-                made = served_page(self._folder, self._images, self._one_file)
+                made = served_page(self._folder, self._images, self._one_file, site=self.id)
                 (self._page, self._image_map), self._is_edited = made, False
             return self._page
 

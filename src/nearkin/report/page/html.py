@@ -65,13 +65,14 @@ BLOCKS: Final[Any] = TEMPLATES.get_template("blocks.html").module
 
 
 def render(
-    page: Page, image_map: ImageMap | None = None, *, served: bool = False, files: str = ""
+    page: Page, image_map: ImageMap | None = None, *, site: str = "", files: str = ""
 ) -> str:
     """Return a whole page; sections without content are left out.
 
     A Content-Security-Policy in its head keeps browsers from loading, running or sending anything
-    but the page's own script, in case some text is ever taken for markup; `served` allows requests
-    to the page's server. `files` is the address of what `details` and the sheets are in.
+    but the page's own script, in case some text is ever taken for markup; with a `site`, the
+    identifier that a server knows its own pages by, it may also send requests to that server.
+    `files` is the address of what `details` and the sheets are in.
     """
     sections = [(title, Markup().join(map(drawn, blocks))) for title, blocks in page.sections]
     if image_map is not None:
@@ -82,10 +83,10 @@ def render(
     return TEMPLATES.get_template("page.html").render(
         page=page,
         sections={title: content for title, content in sections if content.strip()},
-        policy=policy(code, served=served, files=in_files),
+        policy=policy(code, served=bool(site), files=in_files),
         style=Markup(STYLE),
         script=Markup(code),
-        served=served,
+        site=site,
     )
 
 

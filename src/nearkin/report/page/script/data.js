@@ -47,7 +47,8 @@ for (const coloring of data.colorings) {
 data.count = data.number.length;
 data.perFile ??= data.count; // images whose details lie together
 
-const served = document.documentElement.dataset.served === "true";
+const { site } = document.documentElement.dataset;
+const served = Boolean(site);
 const $ = (name) => document.getElementById(`map-${name}`);
 const canvas = $("canvas");
 const pen = canvas.getContext("2d");
@@ -90,20 +91,37 @@ const neighbors = (i) => {
 
 globalThis.nearkinDetails = (at, json) => { details[at] = readDetails(json); };
 
-/* Waits until the details of these images are there. */
-function loaded(members) {
+/* Waits until the details of these images are there; false where some cannot be loaded, which are then
+   asked for again the next time. */
+async function loaded(members) {
   const missing = new Set();
   for (const i of members) if (!detailsOf(i)) missing.add(Math.floor(i / data.perFile));
-  return Promise.all(Array.from(missing, (at) => {
-    return arrivals[at] ??= new Promise((onload) => {
-      const onerror = () => lackFiles();
-      document.head.append(make("script", { src: `${data.files}/${at}.js`, onload, onerror }));
-    });
-  }));
+  const arrived = await Promise.all(Array.from(missing, (at) => arrivals[at] ??= arrival(at)));
+  return arrived.every(Boolean);
 }
 
+function arrival(at) {
+  return new Promise((resolve) => {
+    const onload = () => resolve(true);
+    const onerror = () => { delete arrivals[at]; lackFiles(); resolve(false); };
+    document.head.append(make("script", { src: `${data.files}/${at}.js`, onload, onerror }));
+  });
+}
+
+const NO_ANSWER = "No answer. Is nearkin explore still running?";
+
 function lackFiles() {
-  $("note").textContent = `Images and names are missing: put the folder ${decodeURI(data.files)} beside this page.`;
+  if (served) showStatus(NO_ANSWER);
+  else $("note").textContent = `Images and names are missing: put the folder ${decoded(data.files)} beside this page.`;
+}
+
+/* The name that an address is of; one that is not UTF-8 stays as it is there. */
+function decoded(address) {
+  try {
+    return escapeInvisible(decodeURIComponent(address));
+  } catch {
+    return address;
+  }
 }
 
 const hasClasses = ({ values }) => !(values instanceof Float32Array);

@@ -65,7 +65,11 @@ function sheetOf(i) {
 
 function newSheet(at) {
   const sheet = {};
-  sheet.loading = decodedSheet(at).then((bitmap) => { sheet.bitmap = bitmap; redraw(); });
+  sheet.loading = decodedSheet(at).then((bitmap) => {
+    sheet.bitmap = bitmap;
+    if (bitmap) redraw();
+    else sheets.delete(at); // so that it is asked for again
+  });
   return sheet;
 }
 

@@ -22,8 +22,9 @@ function showLabels(byNumber) {
   setClasses(coloring, coloring.classes, (number) => byNumber[number]);
   findLabeled();
   setColoring(state.coloring);
-  showLabelBar();
+  suggestNames();
   showTable();
+  updatePanel();
 }
 
 /* The images that a label is for: the selected ones, or that of the cursor. Those that came to a
@@ -42,7 +43,9 @@ async function giveLabel(text) {
     const before = Map.groupBy(rows, rawLabel);
     await saveLabels(new Map([[text, rows]]));
     labels.undo.push(before);
-    if (text && !labels.keys.includes(text)) labels.keys.splice(9, 1, text);
+    if (!text || labels.keys.includes(text)) return;
+    labels.keys.splice(9, 1, text);
+    showKeys();
   });
   return `${count(rows.length, "image")} ${text ? `labeled ${text}` : "without a label now"}.`;
 }
@@ -59,7 +62,9 @@ async function undoLabel() {
 
 /* Each change sees what those before it have saved: keys are pressed faster than a server answers. */
 function inTurn(change) {
-  return labels.saving = labels.saving.catch(() => {}).then(change).finally(showLabelBar);
+  return labels.saving = labels.saving.catch(() => {}).then(change).finally(() => {
+    $("undo").disabled = !labels.undo.length;
+  });
 }
 
 async function saveLabels(changes) {
@@ -78,13 +83,21 @@ function labelKey(key) {
   return text === undefined ? undefined : () => attempt(() => giveLabel(text));
 }
 
-/* The number keys begin with the labels in use, the most frequent first; then come the classes. */
+/* The bar is made once, so that the focus and what is typed stay. The number keys begin with the labels
+   in use, the most frequent first; then come the classes. */
 function startLabels() {
   const { classes, values } = withRole("label");
   const uses = new Map(classes.map((name, at) => [name, values.filter((each) => each === at).length]));
   const used = [...uses.keys()].sort((a, b) => uses.get(b) - uses.get(a));
   labels.keys = [...new Set([...used, ...classNames()])].slice(0, 10);
-  showLabelBar();
+  $("labels").append(
+    make("span", {}, "Label"),
+    make("span", { id: "map-label-keys" }),
+    textForm("Label of the images", "Label", giveLabel, { suggest: true }),
+    button("Remove label", () => attempt(() => giveLabel(""))),
+    button([make("kbd", {}, "u"), "Undo"], () => attempt(undoLabel), { id: "map-undo", disabled: true }));
+  $("labels").hidden = false;
+  showKeys();
 }
 
 /* Those of the data; of a discovery, names that people have given, and of known classes: an unnamed
@@ -95,20 +108,13 @@ function classNames() {
   return [...new Set(named.map((each) => each.name || each.cluster))];
 }
 
-function showLabelBar() {
-  const bar = $("labels");
-  bar.hidden = !runClasses;
-  if (bar.hidden) return;
-  const suggested = new Set([...classNames(), ...withRole("label").classes]);
-  $("names").replaceChildren(...Array.from(suggested, (value) => make("option", { value })));
-  const keys = labels.keys.map((text, at) => button(
+function suggestNames() {
+  const names = new Set([...classNames(), ...withRole("label").classes]);
+  $("names").replaceChildren(...Array.from(names, (value) => make("option", { value })));
+}
+
+function showKeys() {
+  $("label-keys").replaceChildren(...labels.keys.map((text, at) => button(
     [make("kbd", {}, String((at + 1) % 10)), make("bdi", {}, escapeInvisible(text))],
-    () => attempt(() => giveLabel(text))));
-  bar.replaceChildren(
-    make("span", {}, "Label"),
-    ...keys,
-    textForm("Label of the images", "Label", giveLabel, { suggest: true }),
-    button("Remove label", () => attempt(() => giveLabel(""))),
-    button([make("kbd", {}, "u"), "Undo"], () => attempt(undoLabel),
-      { disabled: !labels.undo.length }));
+    () => attempt(() => giveLabel(text)))));
 }

@@ -4,32 +4,36 @@ let searchTexts = null; // what the filter searches, made when it is first used
 
 function searchText(i) {
   const classes = data.colorings.filter(hasClasses).map((coloring) => value(coloring, i));
-  return [rawName(i), ...classes].join("\n").toLowerCase();
+  return [rawName(i), ...classes].join("\n").normalize().toLowerCase();
 }
 
+const filterInput = () => state.filter.trim().normalize().toLowerCase();
+
 /* Whether a coloring that filters shows an image; a range, whose open end is NaN, hides what has
-   no number. */
+   no number. Its ends are rounded as the numbers are. */
 function shows(coloring, i) {
   if (hasClasses(coloring)) return !coloring.hidden.has(classOf(i, coloring));
   const [low, high] = coloring.range.map(Math.fround); // as the values are
   const number = coloring.values[i];
-  return !Number.isNaN(number) && !(number < low) && !(number > high);
+  return !Number.isNaN(number) && !(number < Math.fround(low)) && !(number > Math.fround(high));
 }
 
 /* All filters together: the text, and what is hidden in each coloring. Where that changes nothing,
    lists stay on their pages. */
 async function updateVisible() {
-  const text = state.filter.trim().toLowerCase();
-  if (text && !searchTexts) {
+  const text = filterInput();
+  let texts = searchTexts;
+  if (text && !texts) {
     $("count").textContent = "Reading names …";
-    await loaded(allRows());
-    if (text !== state.filter.trim().toLowerCase()) return;
-    searchTexts ??= allRows().map(searchText);
+    const complete = await loaded(allRows());
+    if (text !== filterInput()) return;
+    texts = searchTexts ?? allRows().map(searchText);
+    if (complete) searchTexts = texts;
   }
   const filtering = data.colorings.filter(({ hidden, range }) => hidden.size || range);
   const before = state.visible.slice();
   for (let i = 0; i < data.count; i++) {
-    const matches = !text || searchTexts[i].includes(text);
+    const matches = !text || texts[i].includes(text);
     state.visible[i] = matches && filtering.every((coloring) => shows(coloring, i));
   }
   const total = visibleRows().length;
@@ -42,16 +46,15 @@ async function updateVisible() {
 }
 
 /* Gives every image a class by its name, if it has one. The classes that come first keep their places,
-   and so their colors. */
+   and so their colors; those that are hidden stay hidden as long as they have their names. */
 function setClasses(coloring, first, nameOf) {
-  const numbers = new Map();
-  const numberOf = (name) => numbers.get(name) ?? numbers.set(name, numbers.size).get(name);
+  const hidden = Array.from(coloring.hidden, (each) => coloring.classes[each]);
+  const numbers = new Map([[undefined, -1]]);
+  const numberOf = (name) => numbers.get(name) ?? numbers.set(name, numbers.size - 1).get(name);
   first.forEach(numberOf);
-  coloring.values = Int32Array.from(data.number, (number, i) => {
-    const name = nameOf(number, i);
-    return name === undefined ? -1 : numberOf(name);
-  });
-  coloring.classes = [...numbers.keys()];
+  coloring.values = Int32Array.from(data.number, (number, i) => numberOf(nameOf(number, i)));
+  coloring.classes = [...numbers.keys()].slice(1);
+  coloring.hidden = new Set(hidden.filter((name) => numbers.has(name)).map(numberOf));
   searchTexts = null;
 }
 

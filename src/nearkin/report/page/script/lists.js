@@ -147,7 +147,11 @@ function gridHead(pages) {
   const { rows, listed } = grid;
   const { by, descending } = state.sort;
   const choices = orders();
-  const onchange = (event) => setSort(choices[event.target.selectedIndex][0], descending);
+  const sort = async (focused, ...order) => {
+    await setSort(...order);
+    $("grid").querySelector(focused).focus();
+  };
+  const onchange = ({ target }) => sort("select", choices[target.selectedIndex][0], descending);
   const order = make("select", { ariaLabel: "Sort by", onchange },
     ...choices.map(([each, label]) => make("option", { selected: each === by }, label)));
   const all = button("Show all visible", () => { grid.listed = null; grid.page = 0; showGrid(); });
@@ -156,7 +160,8 @@ function gridHead(pages) {
     buttons(
       ...(listed ? [all] : []),
       "Sort by", order,
-      button(descending ? "▾" : "▴", () => setSort(by, !descending), { ariaLabel: "Reverse the order" }),
+      button(descending ? "▾" : "▴", () => sort("select + button", by, !descending),
+        { ariaLabel: "Reverse the order" }),
       button("Select all", (event) => select(grid.rows, selectionMode(event))),
       pager($("grid"), grid, pages, showGrid)));
 }
@@ -183,9 +188,9 @@ function clickTile(event) {
   if (mode === "replace") open(i, { focus: false });
   else if (mode === "remove") select([i], mode);
   else {
-    const ends = [Math.max(0, grid.rows.indexOf(state.cursor)), grid.rows.indexOf(i)];
+    const ends = [grid.rows.indexOf(state.cursor), grid.rows.indexOf(i)];
     const [from, to] = ends.sort((a, b) => a - b);
-    select(state.cursor >= 0 ? grid.rows.slice(from, to + 1) : [i], mode);
+    select(from >= 0 ? grid.rows.slice(from, to + 1) : [i], mode);
   }
   state.cursor = i;
   markTiles();

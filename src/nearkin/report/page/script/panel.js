@@ -25,9 +25,12 @@ async function showPanel() {
     $("panel").replaceChildren(note("Click a point to see its image and its nearest neighbors."));
     return;
   }
-  await loaded([i]);
-  await loaded(neighbors(i));
+  if (await loaded([i])) await loaded(neighbors(i));
   if (state.open !== i) return; // another one meanwhile
+  if (!detailsOf(i)) {
+    close();
+    return;
+  }
   fillPanel(
     make("bdi", {}, name(i)),
     served
@@ -122,8 +125,10 @@ async function sameClass(i) {
   ];
 }
 
+/* By its name: edits of classes change their numbers. */
 function listClass(coloring, each) {
-  const members = () => allRows().filter((i) => coloring.values[i] === each);
+  const own = coloring.classes[each];
+  const members = () => allRows().filter((i) => coloring.classes[coloring.values[i]] === own);
   return list(className(coloring, each), members);
 }
 
@@ -172,9 +177,19 @@ function destination(hash) {
     return i < 0 ? null : () => { setGrid(false); open(i); };
   }
   const coloring = withRole("class") ?? data.colorings.find(hasClasses);
-  const names = coloring?.classes.map((_, each) => className(coloring, each)) ?? [];
-  const each = names.indexOf(address.get("class"));
+  const each = coloring ? classAt(coloring, address.get("class")) : -1;
   return each < 0 ? null : () => listClass(coloring, each);
+}
+
+/* Links on the page call classes as they were named when it was made: their images lead to what they
+   are now. */
+function classAt(coloring, text) {
+  for (const of of [coloring, coloring.first ?? coloring]) {
+    const each = of.classes.findIndex((_, at) => className(of, at) === text);
+    const i = of.values.indexOf(each);
+    if (each >= 0 && i >= 0) return classOf(i, coloring);
+  }
+  return -1;
 }
 
 function follow(hash) {

@@ -74,7 +74,7 @@ function fileBytes(text) {
 }
 
 async function saveCsv(members) {
-  await loaded(members);
+  if (!await loaded(members)) return;
   const head = ["number", "path", ...data.colorings.map((each) => csvCell(each.name.toLowerCase()))];
   const rows = members.map((i) => {
     const values = data.colorings.map((coloring) => csvValue(coloring, i));

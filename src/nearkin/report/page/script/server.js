@@ -4,9 +4,10 @@ let runClasses = null; // the classes as they are in the run now
 
 async function request(path, body) {
   const content = body instanceof Blob ? body : JSON.stringify(body);
-  const how = body === undefined ? {} : { method: "POST", body: content };
+  const headers = { "X-Nearkin-Site": site };
+  const how = body === undefined ? {} : { method: "POST", body: content, headers };
   const answer = await fetch(path, how).catch(() => {
-    throw new Error("No answer. Is nearkin explore still running?");
+    throw new Error(NO_ANSWER);
   });
   const json = await answer.json();
   if (!answer.ok) throw new Error(json.error);
@@ -30,15 +31,16 @@ function showStatus(text = "") {
    name, which may be empty, stays for good. */
 function textForm(label, verb, action, { isName = false, suggest = false } = {}) {
   const input = make("input", {
-    type: "text", placeholder: label, maxLength: 100, required: !isName,
-    autocomplete: "off", ariaLabel: label,
+    type: "text", placeholder: label, maxLength: 100, autocomplete: "off", ariaLabel: label,
   });
   if (suggest) input.setAttribute("list", "map-names");
   const onsubmit = (event) => {
     event.preventDefault();
     attempt(async () => {
-      const done = await action(input.value.trim());
-      if (!isName) input.value = "";
+      const text = input.value.trim();
+      if (!text && !isName) throw new Error("Type a name first.");
+      const done = await action(text);
+      if (!isName && input.value.trim() === text) input.value = "";
       return done;
     });
   };
@@ -125,14 +127,11 @@ function updateClasses(answer) {
     const names = new Map(runClasses.classes.map((each) => [each.cluster, each.name || each.cluster]));
     const nameOf = (cluster) => names.get(cluster) ?? cluster;
     const { classes, values } = coloring.first ??= { ...coloring }; // as the page was made
-    const num = coloring.classes.length;
     setClasses(coloring, classes.map(nameOf),
       (number, i) => nameOf(runClasses.cluster_of[number] ?? classes[values[i]]));
-    if (coloring.classes.length !== num) Object.assign(coloring, NO_FILTER());
   }
   showLabels(runClasses.labels);
   updateVisible();
-  updatePanel();
   if (isFirst) showSelection(); // which has forms only now
   showClasses();
 }
