@@ -247,7 +247,8 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
     named = set(re.findall(r"[(;] ?([a-z_]+) [^;]* became", str(refused.value)))
     # They do not touch the result.
     free = {"devices", "workers", "max_bad", "copy_to", "report", "trust_remote_code"}
-    assert named == {entry.name for entry in fields(DiscoverConfig)} - free
+    settings = {entry.name for entry in fields(DiscoverConfig)} - free - {"options"}
+    assert named == settings | {*CHANGED["options"]}
 
 
 def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_otherwise():
