@@ -133,10 +133,11 @@ def test_settings_may_be_numbers_and_arrays_of_numpy(tmp_path):
     given = TrainConfig(
         seed=np.int64(3), lr=np.float32(0.5), report=np.bool_(0), view_sizes=np.array([8, 16]),
         lr_milestones=[np.float64(0.5), np.float32(0.75)], known=np.array(["cat", "dog"]),
+        options={"temperature": np.float32(0.5), "queue_size": np.int64(1024)},
     )  # fmt: skip
     same = TrainConfig(
         seed=3, lr=0.5, report=False, view_sizes=[8, 16], lr_milestones=[0.5, 0.75],
-        known=["cat", "dog"],
+        known=["cat", "dog"], options={"temperature": 0.5, "queue_size": 1024},
     )  # fmt: skip
     assert given == same
     assert to_toml(given, "data") == to_toml(same, "data")
