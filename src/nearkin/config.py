@@ -314,6 +314,8 @@ class ClassifyConfig(RunConfig):
     """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     encoder: str = ""
     """Encoder: a run folder, a name such as dinov2-small or timm:NAME, or a file."""
+    allow_partial: bool = False
+    """Whether that encoder may lack some weights, or have others left over."""
     train_layers: str = "linear"
     """What learns: linear or attentive, a probe on the frozen encoder; last:N, its blocks; all."""
     epochs: AutoCount = "auto"
