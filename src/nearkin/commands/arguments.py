@@ -118,10 +118,10 @@ def given(
         network = values.pop("backbone")
     found = settings_from(kind, vars(config) if config else {}, values)
     named = {name: getattr(found, name, "") for name in (*TAKEN, "copy_to")}
-    check_is_local("copy_to", named["copy_to"])
     paths: dict[str, Any] = {
         name: str(user_path(path)) for name, path in named.items() if path.startswith("~")
     }
+    check_is_local("copy_to", named["copy_to"])
     return replace(found, **paths), network
 
 
