@@ -126,7 +126,7 @@ def _same_time(mine: Duration, theirs: Duration) -> bool:
 def _by_name(config: RunConfig) -> dict[str, Any]:
     """The settings of a run, and the options of its method, by name."""
     settings = dict(vars(config))
-    options = settings.pop("options", {})
+    options: dict[str, Any] = settings.pop("options", {})
     return settings | options
 
 

@@ -370,7 +370,7 @@ def test_what_is_left_out_of_a_file_is_said_and_the_rest_of_it_checked(tmp_path,
     assert line == f"left out: {left} of {file}, as --method excludes them"
     file.write_text(f'accept = "{tmp_path / "no run"}"\n')
     assert run("discover", gone, "--config", file, "--labeled", gone) == 2
-    assert "no run is no run folder" in capsys.readouterr().err
+    assert "no run is no finished discovery; --accept wants one" in capsys.readouterr().err
 
 
 def test_more_processes_than_gpus_are_refused_before_the_images_are_read(tmp_path, refusal):

@@ -81,6 +81,7 @@ def _configured(
         _say_left_out(theirs, stored.pop(theirs), file, mine)
     named = {name: value for name, value in stored.items() if name not in {**typed, **arguments}}
     check_trusted(named, file or Path(), typed.get(TRUST, False))
+    arguments |= {"typed": [*typed]} if "typed" in own else {}
     for word in words:
         arguments[word] = arguments.get(word) or stored.get(word)
         if arguments[word] is None:

@@ -137,7 +137,7 @@ def _write_map(
             name = table.texts("path")[int(late[0]) + 1]
             raise DataError(
                 f"{table.path}: {name!r} is not in the order of the images, or stands twice; "
-                "write the features again with nearkin embed"
+                "write the features again with `nearkin embed`"
             )
         if len(rows) > one_file:
             check_target(files_beside(path), overwrite=overwrite, is_file=False)
