@@ -53,7 +53,10 @@ OF_TRAINING: Final = ("method", "max_time", "devices")
 
 def report_by_default() -> bool:
     """Whether runs write a report unless told otherwise."""
-    return os.environ.get("NEARKIN_REPORT") != "false"
+    text = os.environ.get("NEARKIN_REPORT") or "true"
+    if text not in ("true", "false"):
+        raise UsageError(f"NEARKIN_REPORT {text!r} is not true or false")
+    return text == "true"
 
 
 def seconds(duration: Duration) -> float:

@@ -423,6 +423,10 @@ def test_the_features_of_a_run_are_vectors(trained_run, digits_file, tmp_path):
         (("neighbors", "{run}", "a.png", "--data", "gone"), "--data is shown on a sheet"),
         (("classify", "{run}", "digits", "--augment", "simclr"), "--augment is of fine-tuning"),
         (("classify", "{run}", "digits", "--save-every", "3"), "--save-every is of fine-tuning"),
+        (("explore", "{run}", "--write", "--port", "8000"), "--port is of serving"),
+        (("explore", "{run}", "-o", "x.html", "--i-know"), "--i-know is of serving"),
+        (("explore", "{run}", "--one-file", "9"), "--one-file is of a page that is written"),
+        (("explore", "{run}", "--overwrite"), "--overwrite is of a page that is written"),
     ],
 )
 def test_an_option_without_an_effect_is_refused(trained_run, capsys, words, message):

@@ -122,7 +122,7 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
     vectors = np.stack(table["vector"].to_pylist()).astype(np.float32)
     np.testing.assert_allclose(made.vectors, vectors, atol=1e-6)
     assert call("embed", "--config", run.config, "-o", tmp_path / "same.npz", "-q") == 0
-    with pytest.raises(UsageError, match="^val is of run folders"):
+    with pytest.raises(UsageError, match="val is of run folders"):
         nearkin.embed(source, images, val=0.3)
     alone = nearkin.embed(source, images, output=tmp_path / "v.npz", workers=0)
     for file in ("v.npz", "same.npz"):

@@ -147,6 +147,15 @@ def test_settings_may_be_numbers_and_arrays_of_numpy(tmp_path):
             TrainConfig(seed=wrong)
 
 
+def test_a_report_is_written_unless_the_environment_says_false(monkeypatch):
+    for text, written in (("false", False), ("true", True), ("", True)):
+        monkeypatch.setenv("NEARKIN_REPORT", text)
+        assert TrainConfig().report is written
+    monkeypatch.setenv("NEARKIN_REPORT", "0")
+    with pytest.raises(UsageError, match="NEARKIN_REPORT '0' is not true or false"):
+        TrainConfig()
+
+
 def test_every_setting_has_a_default_and_a_sentence():
     """The sentence stands below it, and is what `--help` says."""
     for kind in (TrainConfig, DiscoverConfig, ClassifyConfig, EmbedConfig):
