@@ -222,7 +222,7 @@ def test_backbones_augmentations_and_sources_in_files(folder, refusal):
     # Named by the command line, the code of a run is trusted; by its files alone, it is not.
     resume = [*train, "-o", "run", "--resume"]
     for command in (["evaluate", "run"], ["embed", "run", "data.npz", "-o", "x.npz"], resume):
-        assert "if you trust it, give --trust-remote-code" in refusal(2, *command)
+        assert refusal(2, *command).endswith("if you trust it, give --trust-remote-code")
         assert run(*command, "--trust-remote-code") == 0
     assert run(*resume, *own) == 0
     for option in ("--backbone", "--augment"):

@@ -45,23 +45,18 @@ Augment = str | Sequence[dict[str, Any]]
 """A name, or the views themselves as tables of the fields that differ from their defaults."""
 
 
-EXCLUSIVE: Final = (
-    ("epochs", "max_time"),
-    ("known", "labeled"),
-    ("labels", "labeled"),
-    ("lr_milestones", "cosine_end"),
-    ("fsdp", "chunk_size"),
-    ("grad_checkpointing", "compile"),
-    ("optimizer", "lars_form"),
-)
-"""Pairs of settings that exclude each other, but for defaults and what `COMPATIBLE` has."""
 COMPATIBLE: Final = {"compile": "off", "optimizer": "lars"}
-"""Further values that exclude nothing."""
+"""Values that exclude nothing, beside defaults."""
+OF_TRAINING: Final = ("method", "max_time", "devices")
+"""Settings of a discovery that are of the training of an encoder."""
 
 
 def report_by_default() -> bool:
     """Whether runs write a report unless told otherwise."""
-    return os.environ.get("NEARKIN_REPORT") != "false"
+    text = os.environ.get("NEARKIN_REPORT") or "true"
+    if text not in ("true", "false"):
+        raise UsageError(f"NEARKIN_REPORT {text!r} is not true or false")
+    return text == "true"
 
 
 def seconds(duration: Duration) -> float:
@@ -99,6 +94,8 @@ class RunConfig:
 
     verb: ClassVar[str]
     """The command that takes these settings."""
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = ()
+    """Pairs of settings that exclude each other, but for defaults and what `COMPATIBLE` has."""
 
     def __post_init__(self) -> None:
         """Refuse values of the wrong type or out of range, before anything is read."""
@@ -212,6 +209,14 @@ class TrainConfig(RunConfig):
     """Options of the method, named as in its constructor."""
 
     verb: ClassVar[str] = "train"
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = (
+        ("epochs", "max_time"),
+        ("encoder", "backbone"),
+        ("lr_milestones", "cosine_end"),
+        ("fsdp", "chunk_size"),
+        ("grad_checkpointing", "compile"),
+        ("optimizer", "lars_form"),
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
@@ -288,6 +293,10 @@ class DiscoverConfig(RunConfig):
     """Options of the method of the last stage: of simgcd, or of ncl in mode ncd."""
 
     verb: ClassVar[str] = "discover"
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = (
+        ("known", "labeled"),
+        *((taken, trained) for taken in ("encoder", "accept") for trained in OF_TRAINING),
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
@@ -308,6 +317,8 @@ class ClassifyConfig(RunConfig):
     """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     encoder: str = ""
     """Encoder: a run folder, a name such as dinov2-small or timm:NAME, or a file."""
+    allow_partial: bool = False
+    """Whether that encoder may lack some weights, or have others left over."""
     train_layers: str = "linear"
     """What learns: linear or attentive, a probe on the frozen encoder; last:N, its blocks; all."""
     epochs: AutoCount = "auto"
@@ -328,6 +339,7 @@ class ClassifyConfig(RunConfig):
     """Steps between checkpoints of fine-tuning; auto: once a minute."""
 
     verb: ClassVar[str] = "classify"
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = (("labels", "labeled"),)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
@@ -424,19 +436,28 @@ def settings_from(kind: type[Settings], *layers: Mapping[str, Any]) -> Settings:
 def excluded(
     kind: type[RunConfig], stored: Mapping[str, Any], typed: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Names of the settings of a file that contradict what is typed, with the name of that."""
+    """Names of the settings of a file that contradict what is typed, with the name of that.
+
+    Options of a method do where another method is typed.
+    """
     usual = defaults(kind)
 
     def set_in(settings: Mapping[str, Any], name: str) -> bool:
         value = settings.get(name)
         return bool(value) and value not in (usual.get(name), COMPATIBLE.get(name))
 
-    return {
+    found = {
         theirs: mine
-        for pair in EXCLUSIVE
+        for pair in kind.exclusive
         for mine, theirs in (pair, pair[::-1])
-        if set_in(typed, mine) and set_in(stored, theirs) and theirs not in typed
+        if set_in(typed, mine) and typed[mine] != stored.get(mine)
+        if set_in(stored, theirs) and theirs not in typed
     }
+    chosen = "mode" if kind is DiscoverConfig else "method"  # which has these options
+    both = chosen in stored and chosen in typed
+    if both and stored.get("options") and typed[chosen] != stored[chosen]:
+        found["options"] = chosen
+    return found
 
 
 def defaults(kind: type[RunConfig]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def check_trusted(named: Mapping[str, object], file: Path, trust_remote_code: bo
         if names_code(name) and name not in _PASSED:
             raise UsageError(
                 f"{file} names code to run: {setting} is {name!r}; if you trust it, give "
-                "--trust-remote-code (trust_remote_code=True in Python)"
+                "--trust-remote-code"
             )
 
 

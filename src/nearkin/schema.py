@@ -112,13 +112,15 @@ def check_value(name: str, value: object, kind: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as files hold it, alone or in a list: numbers of NumPy, paths and durations are."""
+    """A value as files hold it, alone, in a list or a table: of NumPy, a path, a duration."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
     return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 

@@ -123,6 +123,13 @@ def _same_time(mine: Duration, theirs: Duration) -> bool:
     return not mine or (theirs != "none" and seconds(mine) == seconds(theirs))
 
 
+def _by_name(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run, and the options of its method, by name."""
+    settings = dict(vars(config))
+    options: dict[str, Any] = settings.pop("options", {})
+    return settings | options
+
+
 FREE = (
     "save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "compile", "report",
     "track", "copy_to", TRUST,
@@ -137,10 +144,9 @@ def continued(requested: Settings, stored: Settings, planned_for: Duration = "")
     folder of copies, if none is named, and the time that its number of epochs was `planned_for`,
     which the stored settings have no more.
     """
-    differences, free = [], dict[str, Any]()
-    for entry in fields(stored):
-        name = entry.name
-        mine, theirs = getattr(requested, name), getattr(stored, name)
+    differences, free, settings = [], dict[str, Any](), _by_name(stored)
+    for name, mine in _by_name(requested).items():
+        theirs = settings.get(name)
         if name == "max_time":
             theirs = theirs or planned_for or "none"
             mine = theirs if _same_time(mine, theirs) else mine
@@ -149,8 +155,6 @@ def continued(requested: Settings, stored: Settings, planned_for: Duration = "")
         if name in FREE:
             free[name] = mine
             continue
-        if name == "options":
-            theirs = {name: theirs.get(name) for name in mine}
         if mine != theirs:
             differences.append(f"{option(name)} {as_typed(theirs)} became {as_typed(mine)}")
     if differences:

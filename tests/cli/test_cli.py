@@ -223,6 +223,7 @@ def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
 
 REFUSED = {
     "--methd moco": "Did you mean method?",
+    "--ouput x": "Did you mean output?",
     "--method mocco": "Did you mean moco?",
     "--backbone resnet19": "Did you mean",
     "--temperature 0": "--temperature",
@@ -248,7 +249,7 @@ REFUSED = {
     "--method ncl": "--known",
     "--method simclr --known cat": "leave --known out",
     "--method moco --num-views 4": "moco takes 2 views of an image, not 4; leave --num-views out",
-    "--method ncl --known cat": "--known cat is no class",
+    "--method ncl --known cat": "--known cat: the data have no labels",
     "--method ncl --known 0,1,0": "--known 0,1,0 names a class twice",
 }
 """Settings of a training, and what the refusal says."""

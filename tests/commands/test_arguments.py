@@ -326,6 +326,16 @@ def test_what_is_typed_takes_precedence_over_what_excludes_it_in_a_file(
     ("stored", "typed", "left_out"),
     [
         ({"epochs": 3}, {"max_time": "5m"}, ["epochs"]),
+        ({"epochs": 3, "mode": "gcd"}, {"max_time": "5m"}, []),
+        ({"max_time": "2h", "mode": "gcd"}, {"epochs": 3}, []),
+        ({"method": "moco", "max_time": "2h"}, {"accept": "run"}, ["method", "max_time"]),
+        ({"encoder": "run", "mode": "gcd"}, {"devices": 2}, ["encoder"]),
+        ({"mode": "ncd", "options": {"queue_size": 8}}, {"mode": "gcd"}, ["options"]),
+        ({"backbone": "small"}, {"encoder": "run"}, ["backbone"]),
+        ({"encoder": "run", "backbone": "small"}, {"backbone": "small"}, []),
+        ({"method": "moco", "options": {"queue_size": 8}}, {"method": "simclr"}, ["options"]),
+        ({"method": "moco", "options": {"queue_size": 8}}, {"method": "moco"}, []),
+        ({"options": {"queue_size": 8}}, {"method": "moco"}, []),
         ({"lars_form": "simclr"}, {"optimizer": "adamw"}, ["lars_form"]),
         ({"lars_form": "simclr"}, {"optimizer": "lars"}, []),
         ({"optimizer": "lars"}, {"lars_form": "simclr"}, []),
@@ -341,7 +351,8 @@ def test_what_is_typed_takes_precedence_over_what_excludes_it_in_a_file(
     ],
 )
 def test_of_a_file_only_what_contradicts_what_is_typed_is_left_out(stored, typed, left_out):
-    kind = DiscoverConfig if {"known", "labeled"} & typed.keys() else TrainConfig
+    of_discovery = {"known", "labeled", "accept", "mode"} & {*stored, *typed}
+    kind = DiscoverConfig if of_discovery else TrainConfig
     assert [*excluded(kind, stored, typed)] == left_out
 
 
@@ -353,9 +364,15 @@ def test_what_is_left_out_of_a_file_is_said_and_the_rest_of_it_checked(tmp_path,
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"left out: --epochs 3 of {file}, as --max-time excludes it"
     assert "--lars-form none" in said[1]
+    file.write_text('method = "simclr"\n[options]\ntemperature = 0.2\nlast_norm = false\n')
+    to = "-o", tmp_path / "run", "-q"
+    assert run("train", gone, "--config", file, "--method", "moco", *to) == 3
+    (line, _) = capsys.readouterr().err.splitlines()
+    left = "--temperature 0.2 --last-norm false"
+    assert line == f"left out: {left} of {file}, as --method excludes them"
     file.write_text(f'accept = "{tmp_path / "no run"}"\n')
     assert run("discover", gone, "--config", file, "--labeled", gone) == 2
-    assert "no run is no run folder" in capsys.readouterr().err
+    assert "no run is no finished discovery; --accept wants one" in capsys.readouterr().err
 
 
 def test_more_processes_than_gpus_are_refused_before_the_images_are_read(tmp_path, refusal):
@@ -408,6 +425,10 @@ def test_the_features_of_a_run_are_vectors(trained_run, digits_file, tmp_path):
         (("neighbors", "{run}", "a.png", "--data", "gone"), "--data is shown on a sheet"),
         (("classify", "{run}", "digits", "--augment", "simclr"), "--augment is of fine-tuning"),
         (("classify", "{run}", "digits", "--save-every", "3"), "--save-every is of fine-tuning"),
+        (("explore", "{run}", "--write", "--port", "8000"), "--port is of serving"),
+        (("explore", "{run}", "-o", "x.html", "--i-know"), "--i-know is of serving"),
+        (("explore", "{run}", "--one-file", "9"), "--one-file is of a page that is written"),
+        (("explore", "{run}", "--overwrite"), "--overwrite is of a page that is written"),
     ],
 )
 def test_an_option_without_an_effect_is_refused(trained_run, capsys, words, message):

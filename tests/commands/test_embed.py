@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import nearkin
 from nearkin.commands.embed import source_name
 from nearkin.encoders.encoder import load
-from nearkin.errors import OutputError
+from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation import embeddings
 from nearkin.evaluation.table import open_table
 from nearkin.run.folder import RunFolder
@@ -121,8 +121,12 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
     assert (tmp_path / "run" / "embeddings.parquet").read_bytes() == run.embeddings.read_bytes()
     vectors = np.stack(table["vector"].to_pylist()).astype(np.float32)
     np.testing.assert_allclose(made.vectors, vectors, atol=1e-6)
+    assert call("embed", "--config", run.config, "-o", tmp_path / "same.npz", "-q") == 0
+    with pytest.raises(UsageError, match="val is of run folders"):
+        nearkin.embed(source, images, val=0.3)
     alone = nearkin.embed(source, images, output=tmp_path / "v.npz", workers=0)
-    np.testing.assert_array_equal(np.load(tmp_path / "v.npz")["vector"], alone.vectors)
+    for file in ("v.npz", "same.npz"):
+        np.testing.assert_array_equal(np.load(tmp_path / file)["vector"], alone.vectors)
     with pytest.raises(OutputError, match="replace it with overwrite=True"):
         nearkin.embed(source, images, output=tmp_path / "v.npz", workers=0)
     again = nearkin.embed(source, images, output=tmp_path / "v.npz", overwrite=True, workers=0)

@@ -72,6 +72,12 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
     ("command", "code", "why"),
     [
         ("embed NONE photos -o old.csv/x.parquet", 4, "Not a directory"),
+        ("embed NONE photos -o s3://bucket/x.parquet", 2, "-o s3://bucket/x.parquet is an add"),
+        ("embed NONE photos -o s3://bucket/x --shard-size 2", 2, "-o s3://bucket/x is an address"),
+        ("train photos -o s3://bucket/run", 2, "-o s3://bucket/run is an address"),
+        ("predict NONE photos -o new.csv --copy-to s3://b/x", 2, "--copy-to s3://b/x is an add"),
+        ("discover photos --known a,b --copy-to s3://b/x", 2, "--copy-to s3://b/x is an address"),
+        ("duplicates photos --page s3://bucket/x.html", 2, "--page s3://bucket/x.html is an add"),
         ("predict NONE photos -o old.csv/x.csv", 4, "Not a directory"),
         ("select NONE photos --num 2 -o old.csv/x.csv", 4, "Not a directory"),
         ("duplicates photos --page old.csv/deep/x.html", 4, "Not a directory"),

@@ -173,7 +173,7 @@ def test_class_folders_at_unequal_depth_are_guessed_and_said(tmp_path):
     few = fill(tmp_path / "few", *(f"{c}/{i}.png" for c in "ab" for i in "12"), "1.png", "2.png")
     images = open_images(few, cache=False)
     assert images.classes == ()
-    assert "2 of 6 images lie in none; --labels folders" in images.notes[0].text
+    assert "2 of 6 images lie in none; move these, or give" in images.notes[0].text
 
 
 def test_a_folder_called_test_beside_classes_is_said_to_be_one(tmp_path):

@@ -6,6 +6,9 @@ from pathlib import Path
 from discoveries import LEAST, once, table
 from nearkin_command import run
 
+from nearkin.config import TrainConfig
+from nearkin.run.folder import RunFolder
+
 KNOWING = ["--known", "cat,dog"]
 NCD = ["--mode", "ncd"]
 REFUSED = [
@@ -52,7 +55,10 @@ REFUSED = [
     ([*KNOWING, "--augment", "smcl"], 2, "smcl"),
     ([*KNOWING, "--device", "abacus"], 2, "device abacus"),
     ([*KNOWING, "--truth", "missing.csv"], 3, "missing.csv"),
-    ([*KNOWING, "--accept", "missing"], 2, "missing"),
+    ([*KNOWING, "--accept", "missing"], 2, "missing is no finished discovery"),
+    ([*KNOWING, "--accept", "runs/traind"], 2, "wants one. Did you mean runs/trained?"),
+    ([*KNOWING, "--accept", "runs/trained"], 2, "runs/trained is no finished discovery; --accept wants one."),
+    ([*KNOWING, "--ouput", "x"], 2, "Did you mean output?"),
     *(
         ([*KNOWING, "--copy-to", f"DATA{inside}"], 2, "lies inside")
         for inside in ("", "/sorted", "/cat/sorted")
@@ -70,6 +76,8 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_is_trained(
     monkeypatch.chdir(tmp_path)
     Path("copies").mkdir()
     Path("copies", "mine.txt").write_text("mine")
+    Path("runs", "trained").mkdir(parents=True)
+    RunFolder(Path("runs", "trained")).write_settings(TrainConfig(), "digits")
     before = sorted(folders.rglob("*"))
     for arguments, code, says in REFUSED:
         typed = [word.replace("DATA", str(folders)) for word in arguments]

@@ -14,10 +14,11 @@ from safetensors.torch import save
 from sources import offline, prefixed, refusal, shifted, varied
 from torch import nn
 
+import nearkin
 from nearkin.encoders.checkpoints import has_small_stem
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.encoders.libraries import pooling, timm_view
-from nearkin.errors import CheckpointError
+from nearkin.errors import CheckpointError, UsageError
 from nearkin.networks.backbone import native
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 64 * 64).sin().reshape(2, 3, 64, 64)
@@ -289,6 +290,11 @@ def test_missing_and_unknown_weights_are_listed_unless_allowed(resnet, vit, tmp_
         loaded = encoder.backbone.body.state_dict()
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
     assert capsys.readouterr() == ("", "")
+    part = f"vit_tiny_patch16_224@{path}"  # which the commands load before they refuse the rest
+    with pytest.raises(UsageError, match="last:99, but"):
+        nearkin.classify(part, "digits", allow_partial=True, train_layers="last:99")
+    with pytest.raises(UsageError, match="torchvision has no such network"):
+        nearkin.export(part, output=tmp_path / "x", format="torchvision", allow_partial=True)
 
 
 def test_another_architecture_is_refused(resnet, vit, tmp_path):
@@ -318,7 +324,8 @@ def test_other_sizes_of_patches_and_unknown_architectures_are_refused(tmp_path):
     for source in ("resnet18@", "@"):
         assert refusal(source) == f"{source} names no file; give ARCHITECTURE@FILE"
     torch.save(nn.Linear(2, 2), file)  # a network as an object
-    assert "save its state_dict() instead" in refusal(f"resnet18@{file}")
+    with pytest.raises(CheckpointError, match=r"save its state_dict\(\) instead"):
+        load(f"resnet18@{file}")
 
 
 def test_files_of_something_else_get_a_line_that_says_so(resnet, tmp_path):

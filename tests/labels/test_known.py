@@ -412,6 +412,9 @@ def test_names_that_cannot_be_known_are_refused(tmp_path):
         ("", "ant,be", "be is no class of the data. Did you mean bee?"),
     ):
         assert says in refused(label, data, by, names, error=UsageError), (by, names)
+    loose = fill(tmp_path / "loose", *(f"{c}/{i}.png" for c in "ab" for i in "12"), "1.png")
+    says = "known a: the data have no labels; folders are classes if nine of ten images"
+    assert says in refused(label, loose, "", "a,b", error=UsageError)
 
 
 @pytest.fixture

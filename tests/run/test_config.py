@@ -133,10 +133,11 @@ def test_settings_may_be_numbers_and_arrays_of_numpy(tmp_path):
     given = TrainConfig(
         seed=np.int64(3), lr=np.float32(0.5), report=np.bool_(0), view_sizes=np.array([8, 16]),
         lr_milestones=[np.float64(0.5), np.float32(0.75)], known=np.array(["cat", "dog"]),
+        options={"temperature": np.float32(0.5), "queue_size": np.int64(1024)},
     )  # fmt: skip
     same = TrainConfig(
         seed=3, lr=0.5, report=False, view_sizes=[8, 16], lr_milestones=[0.5, 0.75],
-        known=["cat", "dog"],
+        known=["cat", "dog"], options={"temperature": 0.5, "queue_size": 1024},
     )  # fmt: skip
     assert given == same
     assert to_toml(given, "data") == to_toml(same, "data")
@@ -144,6 +145,15 @@ def test_settings_may_be_numbers_and_arrays_of_numpy(tmp_path):
     for wrong, says in ((np.float64(3.5), "3.5"), (np.int64(-1), "-1"), (np.array([3]), "3")):
         with pytest.raises(UsageError, match=f"seed {says} is not a whole number"):
             TrainConfig(seed=wrong)
+
+
+def test_a_report_is_written_unless_the_environment_says_false(monkeypatch):
+    for text, written in (("false", False), ("true", True), ("", True)):
+        monkeypatch.setenv("NEARKIN_REPORT", text)
+        assert TrainConfig().report is written
+    monkeypatch.setenv("NEARKIN_REPORT", "0")
+    with pytest.raises(UsageError, match="NEARKIN_REPORT '0' is not true or false"):
+        TrainConfig()
 
 
 def test_every_setting_has_a_default_and_a_sentence():
@@ -247,7 +257,8 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
     named = set(re.findall(r"[(;] ?([a-z_]+) [^;]* became", str(refused.value)))
     # They do not touch the result.
     free = {"devices", "workers", "max_bad", "copy_to", "report", "trust_remote_code"}
-    assert named == {entry.name for entry in fields(DiscoverConfig)} - free
+    settings = {entry.name for entry in fields(DiscoverConfig)} - free - {"options"}
+    assert named == settings | {*CHANGED["options"]}
 
 
 def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_otherwise():

@@ -81,6 +81,7 @@ def _configured(
         _say_left_out(theirs, stored.pop(theirs), file, mine)
     named = {name: value for name, value in stored.items() if name not in {**typed, **arguments}}
     check_trusted(named, file or Path(), typed.get(TRUST, False))
+    arguments |= {"typed": [*typed]} if "typed" in own else {}
     for word in words:
         arguments[word] = arguments.get(word) or stored.get(word)
         if arguments[word] is None:
@@ -97,8 +98,10 @@ def _say_left_out(theirs: str, value: Any, file: Any, mine: str) -> None:
     from nearkin.distributed import is_main_process
 
     if is_main_process():
-        text = f"{option(theirs)} {as_typed(value)} of {file}"
-        say(f"left out: {text}, as {option(mine)} excludes it")
+        values = value if isinstance(value, Mapping) else {theirs: value}
+        text = " ".join(f"{option(name)} {as_typed(each)}" for name, each in values.items())
+        what = "it" if len(values) == 1 else "them"
+        say(f"left out: {text} of {file}, as {option(mine)} excludes {what}")
 
 
 SEVERAL = ("train", "discover", "classify")

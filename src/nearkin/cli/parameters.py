@@ -27,7 +27,7 @@ RARE: Final = (
     *("shard_size", "shard", "engine", "i_know", "url"),
 )
 """Parameters of functions that only `--help-all` lists."""
-GIVEN: Final = ("config", "verbose")
+GIVEN: Final = ("config", "typed", "verbose")
 """Parameters that a command makes of what is typed."""
 PANELS: Final = {title: Group(title, sort_key=place) for place, title in enumerate(GROUPS)}
 OUTPUT: Final = PANELS["Output"]

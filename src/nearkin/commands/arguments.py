@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import torch
 from torch import nn
 
 from nearkin.config import Settings, settings_from
 from nearkin.data.augmentations import stored_views
+from nearkin.data.remote import is_url
 from nearkin.distributed import cpus_per_process
 from nearkin.encoders.encoder import Encoder, object_name
-from nearkin.errors import UsageError
+from nearkin.errors import UsageError, redacted
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.extensions import forget_edited
 from nearkin.methods import method_name
@@ -27,6 +28,9 @@ PathLike = str | os.PathLike[str]
 """A path; a `Run` is that of its folder."""
 EncoderLike = PathLike | Encoder
 """An encoder: a run, a name, a file, or one that `nearkin.load` has returned."""
+
+WRITTEN: Final = ("output", "page", "apply", "copy_to")
+"""Arguments that name what a command writes."""
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -69,6 +73,8 @@ def _argument(name: str, value: Any, kind: Any) -> Any:
             f"{option(name)} is of type {type(value).__name__}; give {_named(classes)}"
         )
     is_path = isinstance(value, str | os.PathLike)
+    if is_path and name in WRITTEN:
+        check_is_local(name, os.fspath(value))
     at_home = is_path and os.fspath(value).startswith("~")  # a run stays one
     return user_path(os.fspath(value)) if at_home else value
 
@@ -84,6 +90,16 @@ def _is_plain(kind: Any) -> bool:
 def _named(classes: Iterable[type]) -> str:
     words = {str: "text", os.PathLike: "a path", NoneType: "None"}
     return " or ".join(words.get(each, each.__name__) for each in classes)
+
+
+def check_is_local(name: str, path: str) -> None:
+    """Refuse to write to an address, which is a folder on this machine to all that writes."""
+    if is_url(path):
+        what = "-o" if name == "output" else option(name)
+        raise UsageError(
+            f"{what} {redacted(path)} is an address, and what is written is on this machine; "
+            "give a path, and copy it from there"
+        )
 
 
 def given(
@@ -105,6 +121,7 @@ def given(
     paths: dict[str, Any] = {
         name: str(user_path(path)) for name, path in named.items() if path.startswith("~")
     }
+    check_is_local("copy_to", named["copy_to"])
     return replace(found, **paths), network
 
 

@@ -121,7 +121,8 @@ def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
         refuse(why, **{name: getattr(config, name) != "auto" for name in tuning})
     if config.labeled and config.labels != "auto":
         raise UsageError("--labels and --labeled exclude each other; give one")
-    encoder = load(source, trust_remote_code=config.trust_remote_code)
+    trust, partial = config.trust_remote_code, config.allow_partial
+    encoder = load(source, allow_partial=partial, trust_remote_code=trust)
     check_named(encoder)
     if not frozen:
         trained_parts(encoder.backbone, config.train_layers)

@@ -9,7 +9,7 @@ from nearkin.choices import MODE_METHODS
 from nearkin.classifier.report import complete_results
 from nearkin.commands.arguments import PathLike, command, given
 from nearkin.commands.run import Run
-from nearkin.config import DiscoverConfig, TrainConfig, defaults
+from nearkin.config import OF_TRAINING, DiscoverConfig, TrainConfig, defaults
 from nearkin.discovery.data import DiscoveryData, check_sizes, open_discovery_data
 from nearkin.discovery.features import check_layers
 from nearkin.discovery.outcome import build_outcome
@@ -23,7 +23,7 @@ from nearkin.extensions import check_trusted
 from nearkin.methods import method_class
 from nearkin.run.data import held_share, list_bad, note_labels
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, data_name, run_folder
+from nearkin.run.folder import RunFolder, clear, data_name, neighboring_runs, run_folder
 from nearkin.run.opening import (
     check_copies,
     kept_copy,
@@ -33,7 +33,7 @@ from nearkin.run.opening import (
 )
 from nearkin.run.options import checked_options
 from nearkin.run.reporter import Reporter, reporter_of
-from nearkin.schema import option
+from nearkin.schema import option, suggestion
 from nearkin.training.session import run_worker
 
 
@@ -159,7 +159,7 @@ def _check_encoder(config: DiscoverConfig) -> None:
     """Refuse how to train an encoder where one is given, and how to load one where none is."""
     named, usual = config.encoder != "auto", defaults(DiscoverConfig)
     by = "--encoder" if named else "--accept"
-    for name in ("method", "max_time", "devices"):
+    for name in OF_TRAINING:
         value = getattr(config, name)
         if (named or config.accept) and value != usual[name]:
             raise UsageError(
@@ -194,6 +194,9 @@ def _next_round(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> D
         )
     begun = resume and folder.config.exists()
     run = folder if begun else RunFolder(Path(config.accept))
+    if not begun and not (run.config.exists() and run.kind == "discovery"):
+        near = "" if run.path.exists() else suggestion(config.accept, neighboring_runs(run.path))
+        raise UsageError(f"{config.accept} is no finished discovery; --accept wants one.{near}")
     earlier, _ = run.settings_of(DiscoverConfig)
     taken = dict[str, Any]()
     if not (config.labeled or config.known):
@@ -216,6 +219,6 @@ def _with_options(config: DiscoverConfig) -> DiscoverConfig:
     if config.classes == 0 and config.mode == "ncd":
         raise UsageError("--mode ncd searches novel classes, and --classes 0 says there are none")
     if "num_novel_classes" in config.options:
-        raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
+        raise UsageError("--num-novel-classes is of `nearkin train`; give --classes here")
     method = MODE_METHODS[config.mode]
     return replace(config, options=checked_options(method, config.options, DiscoverConfig))

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from nearkin.commands.arguments import (
     refuse,
 )
 from nearkin.commands.run import Run
-from nearkin.config import EmbedConfig, defaults
+from nearkin.config import EmbedConfig
 from nearkin.data.augmentations import Augment, stored_views, views_of
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
@@ -101,7 +101,7 @@ def embed(
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
-    check_alone(config)
+    check_alone(settings, config.ignore)
     log, path = reporter_of(verbose), None if output is None else Path(output)
     if path is not None:
         check_format(path)
@@ -177,11 +177,10 @@ def embed_run(
     return Run(folder)
 
 
-def check_alone(config: EmbedConfig) -> None:
-    """Refuse settings that have no effect without a run folder."""
-    names = OF_RUNS if config.ignore else OF_RUNS + OF_COLUMN
-    usual = defaults(EmbedConfig)
-    refuse(ALONE, **{name: getattr(config, name) != usual[name] for name in names})
+def check_alone(named: Container[str], column: str) -> None:
+    """Refuse to name settings without an effect on features alone; files of a run have them."""
+    names = OF_RUNS if column else OF_RUNS + OF_COLUMN
+    refuse(ALONE, **{name: name in named for name in names})
 
 
 def check_no_column(config: EmbedConfig) -> None:
@@ -411,6 +410,7 @@ def embed_files(
     resume: bool = False,
     overwrite: bool = False,
     backbone: nn.Module | None = None,
+    typed: Sequence[str] = (),
     verbose: bool | Reporter = True,
 ) -> Run | Embeddings | ShardsWritten:
     """Embed images by an encoder as it is, without training, and measure it.
@@ -434,6 +434,7 @@ def embed_files(
         resume: Continue the run that is in the folder.
         overwrite: Replace the run that is in the folder, or the file.
         backbone: The encoder's network, if it was given one from Python; untrained.
+        typed: Names of the settings that are typed, and not from a file.
         verbose: Whether to show progress, or what receives it.
     """
     config = config or EmbedConfig()
@@ -446,12 +447,14 @@ def embed_files(
         if Path(output).suffix in FORMATS:
             raise UsageError(f"{output} is the name of one file, without shards; give a folder")
         refuse(ALONE, resume=resume, overwrite=overwrite)
+        check_alone(typed, config.ignore)
         how |= {"shard_size": shard_size, "shard": shard, "engine": engine}
         return embed_shards(encoder, data, config, output=output, **how)
     how |= {"output": output, "overwrite": overwrite}
     if output is None or Path(output).suffix not in (*FORMATS, *OTHER_FORMATS):
         return embed_run(encoder, data, config, resume=resume, **how)
     refuse(ALONE, resume=resume)
+    check_alone(typed, config.ignore)
     return embed(encoder, data, config, **how)
 
 
@@ -503,7 +506,7 @@ def embed_shards(
         OutputError: If the folder is of something else, or cannot be written.
     """
     config, _ = given(EmbedConfig, config, {**settings, "encoder": name_of(encoder)})
-    check_alone(config)
+    check_alone(settings, config.ignore)
     check_no_column(config)
     path = Path(output)
     if shard_size is None:

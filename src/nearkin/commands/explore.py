@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nearkin.commands.arguments import PathLike, command, name_of
+from nearkin.commands.arguments import PathLike, command, name_of, refuse
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
@@ -22,6 +22,7 @@ from nearkin.commands.sources import (
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError, UsageError
 from nearkin.files import creating
+from nearkin.report.image_map import ONE_FILE
 from nearkin.report.pages import files_beside, write_page, write_table_page
 from nearkin.report.server import LOOPBACK, Server
 from nearkin.report.site import RunSite
@@ -79,6 +80,13 @@ def explore(
     """
     log = reporter_of(verbose)
     check_output(output, ".html", overwrite=overwrite, reads=[run, data])
+    if write or output is not None:
+        own = host != "127.0.0.1"
+        why = "of serving, and here a page is written; leave it out"
+        refuse(why, port=port != 0, host=own, url=bool(url), i_know=i_know)
+    else:
+        why = "of a page that is written; give --write or -o, too"
+        refuse(why, overwrite=overwrite, one_file=one_file != ONE_FILE)
     if is_table(run):
         return _write_map(run, data, output, one_file, log, overwrite=overwrite)
     folder = RunFolder(Path(name_of(run)))
@@ -137,7 +145,7 @@ def _write_map(
             name = table.texts("path")[int(late[0]) + 1]
             raise DataError(
                 f"{table.path}: {name!r} is not in the order of the images, or stands twice; "
-                "write the features again with nearkin embed"
+                "write the features again with `nearkin embed`"
             )
         if len(rows) > one_file:
             check_target(files_beside(path), overwrite=overwrite, is_file=False)

@@ -78,6 +78,7 @@ def export(
     license: str = "",
     data_license: str = "",
     backbone: nn.Module | None = None,
+    allow_partial: bool = False,
     trust_remote_code: bool = False,
     verbose: bool | Reporter = True,
 ) -> Export:
@@ -103,6 +104,7 @@ def export(
         license: The license that you give these weights, for the model card.
         data_license: The license of the images, for the model card.
         backbone: The run's network, if it was given one from Python; untrained.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         trust_remote_code: Whether to run code that files of the run name.
         verbose: Whether to show progress, or what receives it.
 
@@ -120,7 +122,8 @@ def export(
     if format == "atlas":
         images = images_of(folder, data, trust=trust)
         return Export(path.resolve(), f"{write_atlas(folder, images, path)} images")
-    encoder, classifier = load(name, backbone=backbone, trust_remote_code=trust), None
+    encoder = load(name, backbone=backbone, allow_partial=allow_partial, trust_remote_code=trust)
+    classifier = None
     network = PixelNetwork(encoder)
     if folder.classifier.exists() and format in get_args(GraphFormat):
         classifier = read_classifier(folder.classifier)

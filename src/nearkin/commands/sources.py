@@ -178,7 +178,7 @@ def check_origin(table: EmbeddingTable, encoder: Encoder, source: str | Path) ->
     if table.removed:
         raise CheckpointError(
             f"{table.path}: {table.removed} is removed from these features, and not from those of "
-            "other images; give features that nearkin embed makes without --ignore"
+            "other images; give features that `nearkin embed` makes without --ignore"
         )
     if table.encoder not in ("", encoder.digest):
         raise CheckpointError(

@@ -335,8 +335,11 @@ def _guessed(classes: Paths, counts: Mapping[str, int]) -> tuple[dict[str, str],
     if len(distinct) < 2:
         return {}, []
     if stray > STRAY * total or total - stray < 2 * len(distinct):
-        why = f"{stray} of {total} images lie in none" if stray else f"{total} images are too few"
-        text = f"folders are no classes, as {why}; --labels folders makes them so"
+        why, remedy = f"{total} images are too few", "--labels folders makes them so"
+        if stray:
+            why = f"{stray} of {total} images lie in none"
+            remedy = "move these, or give a table of labels"
+        text = f"folders are no classes, as {why}; {remedy}"
         return {}, noted("guessed", distinct, text)
     unequal = distinct if len(set(map(len, own))) > 1 else []
     text = "classes are folders at unequal depth; --labels none leaves them out"

@@ -108,7 +108,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], str]:
 
     Raises:
         UsageError: If there is no such file, or it holds no tensors.
-        CheckpointError: If it is damaged, or names code.
+        CheckpointError: If it is damaged, names code, or holds a network as an object.
     """
     if not path.is_file():
         raise UsageError(f"{path} is no file; give ARCHITECTURE@FILE")
@@ -116,7 +116,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], str]:
         raise CheckpointError(f"{path} is empty; {REMEDY}")
     content = _read(path)
     if isinstance(content, Inert):
-        raise UsageError(
+        raise CheckpointError(
             f"{path} holds a network as a Python object, which is not loaded; save its "
             "state_dict() instead"
         )

@@ -91,8 +91,8 @@ class ShardFolder:
     def open(cls, path: Path) -> "ShardFolder":
         """Open a folder of shards; CheckpointError if its note is damaged."""
         if not (path / NOTE).exists():
-            raise UsageError(f"{path} has no {NOTE}; give a folder that nearkin embed has made")
-        with usable(path / NOTE, f"remove {path} and run nearkin embed again"):
+            raise UsageError(f"{path} has no {NOTE}; give a folder that `nearkin embed` has made")
+        with usable(path / NOTE, f"remove {path} and run `nearkin embed` again"):
             note = msgspec.json.decode((path / NOTE).read_bytes(), type=Note)
             if min(note.shard, note.images) < 1 or note.num_shards > MOST:
                 raise ValueError("it speaks of impossible numbers")

@@ -180,7 +180,7 @@ class EmbeddingTable:
             if (dim := block.shape[1]) != queries.shape[1]:
                 raise CheckpointError(
                     f"the vectors have {dim} features and the encoder gives {queries.shape[1]}; "
-                    "give vectors that nearkin embed has made of this run"
+                    "give vectors that `nearkin embed` has made of this run"
                 )
             similarity = (queries.double() @ block.double().T).float()
             index = torch.arange(start, start + len(block)).expand_as(similarity)
@@ -207,14 +207,14 @@ def open_table(path: Path) -> EmbeddingTable:
         if missing := folder.missing():
             raise CheckpointError(
                 f"{path} lacks {len(missing)} of {folder.note.num_shards} shards; "
-                "let nearkin embed go on"
+                "let `nearkin embed` go on"
             )
         return EmbeddingTable(path, folder.files, folder.note.encoder)
     if not path.exists():
-        raise UsageError(f"{path} does not exist; nearkin embed writes such files")
+        raise UsageError(f"{path} does not exist; `nearkin embed` writes such files")
     if path.suffix != SUFFIX:
         raise UsageError(
-            f"{path} is no table of features; give a folder that nearkin embed has made, or a "
+            f"{path} is no table of features; give a folder that `nearkin embed` has made, or a "
             f"file that ends in {SUFFIX}"
         )
     return EmbeddingTable(path, (path,), *_noted(path, ENCODER, REMOVED))

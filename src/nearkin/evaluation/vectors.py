@@ -23,7 +23,7 @@ ENCODER: Final = "nearkin.encoder"  # Where a file notes the digest of the encod
 REMOVED: Final = "nearkin.removed"  # Where a file notes the column that is removed from features
 BLOCK_SIZE: Final = 4_096  # Images that can be read from a file at once
 ROOM: Final = "make room, or choose another -o"
-AGAIN: Final = "write it again with nearkin embed"
+AGAIN: Final = "write it again with `nearkin embed`"
 
 
 def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> None:
@@ -91,7 +91,7 @@ def read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
     """Return how many images a shard has, and its unreadable ones with the reason."""
     from pyarrow import parquet
 
-    with usable(path, "remove it and run nearkin embed again"), path.open("rb") as file:
+    with usable(path, "remove it and run `nearkin embed` again"), path.open("rb") as file:
         footer = parquet.read_metadata(file)
         bad = json.loads(footer.metadata[BAD])
         return footer.num_rows, {str(name): str(reason) for name, reason in bad.items()}

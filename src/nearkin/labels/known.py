@@ -81,6 +81,12 @@ def labels_of(names: Sequence[str], images: Images) -> Int64[np.ndarray, " image
                     f"--known {name}: none of its {count(len(bad), 'image')} can be used, such as "
                     f"{bad[0].name!r} ({bad[0].reason}); replace them, or name other classes"
                 )
+            if not images.classes:
+                raise UsageError(
+                    f"--known {name}: the data have no labels; folders are classes if nine of ten "
+                    "images or more lie in one: move the others, or give a table with columns "
+                    "path and label"
+                )
             near = suggestion(name, images.classes)
             raise UsageError(f"--known {name} is no class of the data.{near}")
         number[images.classes.index(name)] = position

@@ -25,6 +25,7 @@ from nearkin.schema import (
 
 SMALLEST_GROUP = 2  # Images that batch statistics can be taken over
 USUAL_GROUP = 16  # Images in a group that `auto` leaves at least
+OF_COMMANDS = ("output", "resume", "overwrite", "config")  # What may be meant, beside settings
 
 
 def default_options(cls: type[Method[Any]]) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def checked_options(
     checked = {}
     for key, value in requested.items():
         if key not in options:
-            near = suggestion(key, [*options, *kind.__dataclass_fields__])
+            near = suggestion(key, [*options, *kind.__dataclass_fields__, *OF_COMMANDS])
             raise UsageError(
                 f"unknown option {option(key)} for {label(name)}.{near} "
                 f"`nearkin list settings {name}` lists them"
