@@ -1,6 +1,7 @@
 """`nearkin duplicates`, on photographs with planted copies."""
 
 import json
+from collections import Counter
 
 import builders
 import numpy as np
@@ -205,6 +206,24 @@ def test_copies_are_copied_into_a_new_folder(planted, vectors, tmp_path, monkeyp
     assert run("duplicates", planted[0], "--vectors", vectors, "--threshold=.9995", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert {each["path"] for each in printed["duplicates"] if each["action"] == "drop"}
+
+
+def test_copies_stay_in_the_part_and_the_class_of_their_images(tmp_path, capsys):
+    """Or training on them trains on the test part; what folders do not say is logged."""
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+    lines = ["path,label,split,group"]
+    for row, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{row:02}.png")
+        part, label = ("train", "test", "")[row % 3], ("Cat", "a/b", "cat", "")[row // 6]
+        lines.append(f"{row:02}.png,{'Cat' if part == 'test' else label},{part},{row // 2}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert run("duplicates", tmp_path / "t.csv", "--apply", tmp_path / "kept") == 0
+    log, kept = capsys.readouterr().err, open_images(tmp_path / "kept", labels="folders")
+    assert Counter(kept.splits.tolist()) == {"train": 16, "test": 8}
+    assert kept.classes == ("Cat", "a-b", "cat-2", "images")
+    assert "renamed: 2 classes, as their names are those of folders, such as 'a/b'" in log
+    assert "left out: 24 images in groups, which folders do not say" in log
+    assert "guessed: 4 images without a label, which the folder makes the class images" in log
 
 
 def test_the_page_shows_pairs_in_a_browser(found, browser):

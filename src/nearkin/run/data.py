@@ -344,9 +344,7 @@ def hold_out(
         noted = own.parts(images)
         part = np.where(noted == NEW, part, noted)
     chooses = isinstance(config, DiscoverConfig | ClassifyConfig)
-    split = split_images(
-        images, _share(config), config.seed, on_progress, part, chooses=chooses
-    )
+    split = split_images(images, _share(config), config.seed, on_progress, part, chooses=chooses)
     if named and not own and not len(split.test_rows):
         raise DataError(
             "an earlier run has trained on all test images that the data name, so none is left to "
