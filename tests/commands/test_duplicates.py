@@ -255,6 +255,7 @@ REFUSED = [
     ("duplicates DATA -o old.csv", 4, "replace it with --overwrite"),
     ("duplicates DATA --apply old.csv", 4, "choose another"),
     ("duplicates digits --apply new.csv", 2, "give --apply a folder, for copies"),
+    ("duplicates numbers --apply new.csv", 3, "2 classes '-1', '1.0': numbers are read as whole"),
     ("duplicates DATA -o copies.txt", 2, "ends in .csv"),
     ("duplicates DATA --apply DATA/new", 2, "lies inside"),
     ("duplicates DATA -o new.csv --apply ./new.csv", 2, "give each a file of its own"),
@@ -272,5 +273,9 @@ def test_bad_input_is_one_line_and_writes_nothing(
     (tmp_path / "old.csv").write_text("path,label\nsomebody.jpg,cat\n")
     (tmp_path / "broken.parquet").write_bytes(vectors.read_bytes()[:5000])
     builders.fill(tmp_path / "other", "one.png")
+    builders.fill(
+        tmp_path / "numbers", *(f"{c}/{n}.png" for c in ("-1", "0", "1.0") for n in "ab")
+    )
     refuses(REFUSED, VECTORS=vectors, RUN=encoder, DATA=planted[0])
-    assert {path.name for path in tmp_path.iterdir()} == {"old.csv", "broken.parquet", "other"}
+    there = {"old.csv", "broken.parquet", "other", "numbers"}
+    assert {path.name for path in tmp_path.iterdir()} == there

@@ -15,6 +15,7 @@ from nearkin.commands.arguments import EncoderLike, PathLike, command, processes
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
+    check_classes,
     check_listed,
     check_output,
     features_at,
@@ -228,6 +229,7 @@ def _opened(
     images = open_images(data, on_progress=log.progress)
     if apply is not None and Path(apply).suffix == ".csv":
         check_listed(images, "give --apply a folder, for copies")
+        check_classes(images.classes, "give --apply a folder, for copies")
     if chooses and images.channels is not None:
         raise UsageError(UNMEASURED)
     known = signatures(images, log.progress)
