@@ -274,12 +274,15 @@ def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_pat
 def test_copies_are_in_no_more_folds_of_a_resumed_run_than_of_the_one_that_was_begun(
     encoder, tmp_path
 ):
-    """Where the run of the encoder held none out, nothing is searched for copies by either."""
+    """Where the run of the encoder held none out, both search for copies: folds divide none."""
     pixels, labels = builders.digits(6)
     np.savez(tmp_path / "digits.npz", x=np.tile(pixels, (2, 1, 1)), y=np.tile(labels, 2))
     source, out = tmp_path / "source", tmp_path / "run"
     data = str(tmp_path / "digits.npz")
     nearkin.embed_run(encoder, data, output=source, val=0.0, workers=0, report=False)
+    opened = open_labeled_data(data, ClassifyConfig(encoder=str(source), val=0.0))
+    assert len(opened.parts.test_rows) == 0
+    assert (np.unique(opened.images.groups, return_counts=True)[1] >= 2).all()
     command = ["classify", source, data, "-o", out, *QUICK]
     assert run(*command, "--report") == 0
     page = (out / "report.html").read_text()

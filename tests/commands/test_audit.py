@@ -406,6 +406,9 @@ def test_what_cannot_be_audited_is_refused_in_one_line(
     same, old, whole = tmp_path / "same", tmp_path / "old.csv", photos / "train"
     for part in ("train", "test"):
         builders.fill(same / part, *(f"{c}/{n}.png" for c in "ab" for n in range(12)))
+        builders.fill(
+            tmp_path / "numbers" / part, *(f"{c}/{n}.png" for c in (-1, 0) for n in "ab")
+        )
     old.write_text("mine")
     table = (
         ("audit", 2, "give DATA, or --train and --test"),
@@ -422,10 +425,12 @@ def test_what_cannot_be_audited_is_refused_in_one_line(
         ("audit PHOTOS --encoder E --ignore camera", 2, "column camera: there is no table"),
         ("audit PHOTOS --encoder E --precision 1.5", 2, "--precision 1.5 is not above 0"),
         ("audit PHOTOS --encoder E -o OLD", 4, "--overwrite"),
+        ("audit NUMBERS --encoder E -o new.csv", 3, "a table cannot hold the class '-1'"),
         ("audit PHOTOS --encoder E --page page.txt", 2, "cannot write page.txt"),
         ("evaluate E PHOTOS --ignore camera", 2, "column camera: there is no table"),
         ("evaluate E CAMERAS --ignore site", 2, "column site has 1 values"),
     )
     names = {"PHOTOS": photos, "WHOLE": whole, "ONE": one, "SAME": same, "OLD": old}
+    names["NUMBERS"] = tmp_path / "numbers"
     names["ZIP"] = make_archive(str(tmp_path / "test"), "zip", photos / "test")
     refuses(table, **names, CAMERAS=cameras, E=encoder)

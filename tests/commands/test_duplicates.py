@@ -1,6 +1,7 @@
 """`nearkin duplicates`, on photographs with planted copies."""
 
 import json
+from collections import Counter
 
 import builders
 import numpy as np
@@ -207,6 +208,24 @@ def test_copies_are_copied_into_a_new_folder(planted, vectors, tmp_path, monkeyp
     assert {each["path"] for each in printed["duplicates"] if each["action"] == "drop"}
 
 
+def test_copies_stay_in_the_part_and_the_class_of_their_images(tmp_path, capsys):
+    """Or training on them trains on the test part; what folders do not say is logged."""
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+    lines = ["path,label,split,group"]
+    for row, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{row:02}.png")
+        part, label = ("train", "test", "")[row % 3], ("Cat", "a/b", "cat", "")[row // 6]
+        lines.append(f"{row:02}.png,{'Cat' if part == 'test' else label},{part},{row // 2}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert run("duplicates", tmp_path / "t.csv", "--apply", tmp_path / "kept") == 0
+    log, kept = capsys.readouterr().err, open_images(tmp_path / "kept", labels="folders")
+    assert Counter(kept.splits.tolist()) == {"train": 16, "test": 8}
+    assert kept.classes == ("Cat", "a-b", "cat-2", "images")
+    assert "renamed: 2 classes, as their names are those of folders, such as 'a/b'" in log
+    assert "left out: 24 images in groups, which folders do not say" in log
+    assert "guessed: 4 images without a label, which the folder makes the class images" in log
+
+
 def test_the_page_shows_pairs_in_a_browser(found, browser):
     for width in (360, 1280):
         with opened(browser, found[1] / "duplicates.html", width=width) as page:
@@ -236,6 +255,7 @@ REFUSED = [
     ("duplicates DATA -o old.csv", 4, "replace it with --overwrite"),
     ("duplicates DATA --apply old.csv", 4, "choose another"),
     ("duplicates digits --apply new.csv", 2, "give --apply a folder, for copies"),
+    ("duplicates numbers --apply new.csv", 3, "2 classes '-1', '1.0': numbers are read as whole"),
     ("duplicates DATA -o copies.txt", 2, "ends in .csv"),
     ("duplicates DATA --apply DATA/new", 2, "lies inside"),
     ("duplicates DATA -o new.csv --apply ./new.csv", 2, "give each a file of its own"),
@@ -253,5 +273,9 @@ def test_bad_input_is_one_line_and_writes_nothing(
     (tmp_path / "old.csv").write_text("path,label\nsomebody.jpg,cat\n")
     (tmp_path / "broken.parquet").write_bytes(vectors.read_bytes()[:5000])
     builders.fill(tmp_path / "other", "one.png")
+    builders.fill(
+        tmp_path / "numbers", *(f"{c}/{n}.png" for c in ("-1", "0", "1.0") for n in "ab")
+    )
     refuses(REFUSED, VECTORS=vectors, RUN=encoder, DATA=planted[0])
-    assert {path.name for path in tmp_path.iterdir()} == {"old.csv", "broken.parquet", "other"}
+    there = {"old.csv", "broken.parquet", "other", "numbers"}
+    assert {path.name for path in tmp_path.iterdir()} == there

@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+from builders import fill
 from nearkin_command import run
 
 import nearkin
@@ -57,6 +58,27 @@ def test_a_selection_is_a_table_to_label_and_labels_count_in_the_next_round(
     again = {row["path"] for row in read_csv(second)}
     assert len(again) == 50
     assert not again & {path for path, label in labels if label}
+
+
+def test_labels_are_of_images_wherever_their_table_lies_and_copies_go_by_their_names(
+    trained_run, tmp_path, caplog
+):
+    """Held-out ones among them, too; rows of no image are counted."""
+    data = tmp_path / "photos"
+    fill(data, *(f"{part}/{n}.png" for part in ("train", "test") for n in range(8)))
+    shutil.copy(data / "train/0.png", data / "train/copy.png")
+    rows = [(f"photos/train/{n}.png", "ab"[n % 2]) for n in range(4)]
+    table = tmp_path / "labels.csv"
+    write_csv(table, ("path", "label"), [*rows, ("photos/test/0.png", "a"), ("gone.png", "a")])
+    how = {"labels": table, "baselines": False, "workers": 0, "report": False}
+    out = nearkin.classify(trained_run, data, output=tmp_path / "run", **how).path
+    caplog.clear()
+    selected = nearkin.select(trained_run, data, num=1, labeled=table, workers=0)
+    assert (selected.num_labeled, selected.num_unlabeled) == (4, 5)
+    assert caplog.text.count("left out: 1 of 6 rows of") == 1
+    again = nearkin.select(out, data, num=1, workers=0)
+    alone = nearkin.select(out, num=1)
+    assert (again.num_labeled, again.num_unlabeled) == (alone.num_labeled, alone.num_unlabeled)
 
 
 def test_images_that_are_held_out_are_not_selected(tmp_path):

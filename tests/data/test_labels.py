@@ -14,7 +14,7 @@ from pyarrow import parquet
 from nearkin.commands.evaluate import _split as rows_of
 from nearkin.config import TrainConfig
 from nearkin.data.labels import Row, split_of, text_of
-from nearkin.data.opening import open_images
+from nearkin.data.opening import column_of, open_images
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import open_table
@@ -181,6 +181,17 @@ def test_a_folder_called_test_beside_classes_is_said_to_be_one(tmp_path):
     images = open_images(fill(tmp_path, *names), cache=False)
     assert images.classes == ("cat", "dog", "test")
     assert [note.examples for note in images.notes] == [("test",)]
+
+
+def test_groups_and_cameras_have_one_form_in_all_tables(tmp_path):
+    """Programs make floats of whole numbers where one is missing, and take accents apart."""
+    images = open_images(fill(tmp_path, *(f"{number}.png" for number in range(4))), cache=False)
+    cells = zip(("3", "3.0", "caf\u00e9", "cafe\u0301"), ("3", "3", "caf\u00e9", "caf\u00e9"))
+    table = tmp_path / "t.csv"
+    for row, (written, form) in enumerate(cells):
+        assert Row.of(group=written).group == form
+        table.write_text(f"path,camera\n{row}.png,{written}\n", encoding="utf-8")
+        assert column_of("camera", images, str(table))[row] == form
 
 
 def test_a_cell_of_any_type_is_text_or_nothing():

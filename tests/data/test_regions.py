@@ -16,6 +16,7 @@ import nearkin
 from nearkin.data.images import BadFile
 from nearkin.data.opening import column_of, open_images
 from nearkin.data.union import union
+from nearkin.errors import DataError
 from nearkin.tables import read_csv
 
 HEADER = ("path", "x0", "y0", "x1", "y1", "label")
@@ -325,7 +326,11 @@ def test_a_column_of_a_table_of_boxes_is_read_by_box(photos, tmp_path):
     images = open_images(str(boxed))
     found = dict(zip(images.names, column_of("camera", images, str(boxed)), strict=True))
     assert found == {f"images/0.png#{','.join(map(str, box))}": c for box, c in zip(BOXES, "xy")}
-    labels = tmp_path / "cameras.csv"  # by the names of regions
+    labels = tmp_path / "labels.csv"  # by the names of regions
     with labels.open("w", newline="") as file:
         csv.writer(file).writerows([("path", "camera"), *((n, "z") for n in images.names)])
     assert column_of("camera", images, str(labels)).tolist() == ["z", "z"]
+    labels.write_text(labels.read_text().replace("camera", "label"))  # DATA has the column
+    assert column_of("camera", images, str(labels), str(boxed)).tolist() == ["x", "y"]
+    with pytest.raises(DataError, match=r"labels\.csv: no column 'hour' among: path, label"):
+        column_of("hour", images, str(labels), str(boxed))

@@ -3,6 +3,7 @@
 import csv
 import os
 import unicodedata
+from pathlib import Path
 
 import pytest
 from builders import fill
@@ -13,6 +14,7 @@ from pyarrow import parquet, table
 from nearkin.classification.data import open_labeled_data
 from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
+from nearkin.data.tables import Resolver
 from nearkin.errors import DataError
 from nearkin.labels.known import label_images
 from nearkin.tables import read_csv, write_csv
@@ -73,6 +75,14 @@ def test_two_rows_of_one_image_agree_however_they_spell_it(tmp_path):
                     read()
 
 
+def test_names_that_are_no_paths_are_found_as_they_are():
+    """As an `ImageSource` may give them; a path of them in normal form is another text."""
+    names = ("https://host/1.jpg", "./2.jpg", "a//3.jpg")
+    find = Resolver(Path("to_label.csv"), names).named
+    assert tuple(map(find, names)) == names
+    assert find("2.jpg") is None
+
+
 def test_a_header_may_be_in_capitals_in_either_format(tmp_path):
     data = fill(tmp_path, "1.png", "2.png")
     columns = {"Path": ["1.png", "2.png"], "LABEL ": ["a", "b"], "Split": ["Train", "TEST"]}
@@ -88,6 +98,13 @@ def test_a_header_may_be_in_capitals_in_either_format(tmp_path):
             images = open_images(data / name, cache=False)
             assert labels_of(images) == ["a", "b"]
             assert images.splits.tolist() == ["train", "test"]
+    (data / "t.csv").write_text("path,label,Label\n1.png,a,b\n")
+    parquet.write_table(table(columns | {"label": ["b", "a"]}), data / "t.parquet")
+    images = {"image": [b"", b""], "label": ["a", "b"], "Label": ["b", "a"]}
+    parquet.write_table(table(images), data / "images.parquet")
+    for name in ("t.csv", "t.parquet", "images.parquet"):
+        with pytest.raises(DataError, match="no header of different names"):
+            open_images(data / name)
 
 
 def test_a_table_that_is_not_utf_8_is_told_where(tmp_path, capsys):

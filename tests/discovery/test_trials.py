@@ -67,10 +67,11 @@ BASE = TrainConfig(
 )  # fmt: skip
 
 
-def trials(folder, mode, cached, task, options=None, **base):
+def trials(folder, mode, cached, task, options=None, groups=None, **base):
     encoder, settings = FrozenEncoder(cached, CPU), replace(BASE, **base)
     stages = Stages(encoder, replace(task, mode=mode), settings)
-    return Trials(stages, folder, options or {}, train=Stage.try_out)
+    groups = np.arange(len(task.label)) if groups is None else groups
+    return Trials(stages, groups, folder, options or {}, train=Stage.try_out)
 
 
 def first_trial(folder, mode, *given, **base):
@@ -229,6 +230,17 @@ def test_folds_that_leave_no_labels_are_passed_over(tmp_path):
     few = replace(task, label=label, num_known=4)
     assert len(list(trials(tmp_path, "gcd", cached, few).run(TRIED["gcd"], num_folds=1))) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["gcd-1-simgcd.npz"]
+
+
+def test_images_of_one_group_are_learned_from_or_all_scored(tmp_path):
+    cached, task = images()
+    groups = np.arange(len(task.label))
+    for number in range(KNOWN):
+        own = task.labeled[task.label[task.labeled] == number]
+        groups[own] = own[np.arange(EACH) // 2 * 2]
+    for trial in trials(tmp_path, "ncd", cached, task, groups=groups).run(TRIED["ncd"][:1]):
+        assert len(trial.rows) == 2 * (EACH - 2)
+        assert (np.unique(groups[trial.rows], return_counts=True)[1] == 2).all()
 
 
 def trial(candidate, accuracy):

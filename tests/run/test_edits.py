@@ -91,10 +91,10 @@ def test_single_images_are_labeled_for_the_next_round(folder):
     label_images(folder, {"a", "g\udcff"}, " cellos ")
     label_images(folder, {"=f"}, "new-2")
     expected = {"a": "cellos", "g\udcff": "cellos", "=f": "violins"}
-    assert image_labels(folder) == expected
+    assert image_labels(folder, IN) == expected
     assert column(folder.to_label, "cluster") == ["new-1", "new-3", "cats"]
     label_images(folder, {"a"}, "")
-    assert image_labels(folder).keys() == {"g\udcff", "=f"}
+    assert image_labels(folder, IN).keys() == {"g\udcff", "=f"}
     assert column(folder.original_to_label, "label") == ["", ""]
     before = state(folder)
     with pytest.raises(UsageError, match="'0 came with a class' came with a label"):
@@ -119,10 +119,10 @@ def test_images_of_a_run_without_classes_are_labeled_too(tmp_path):
 def test_labels_of_single_images_that_say_nothing_are_refused(folder):
     write_csv(folder.to_label, LABEL_COLUMNS[:2], [["a", "new-1"]])
     with pytest.raises(DataError, match="'a' is labeled 'new-1', a class without a name"):
-        image_labels(folder)
+        image_labels(folder, IN)
     write_csv(folder.to_label, LABEL_COLUMNS[:2], [["a", "x"], ["a", ""], ["a", "y"]])
     with pytest.raises(DataError, match="'a' is labeled 'x' and, in another row, 'y'"):
-        image_labels(folder)
+        image_labels(folder, IN)
 
 
 def test_split_images_are_a_class_and_sure_to_be_of_it(folder):
@@ -185,6 +185,22 @@ def test_a_name_is_one_however_its_accents_are_written(folder):
     rows[3] = rows[3] | {"name": "caf\u00e9"}
     write_rows(folder.clusters, rows)
     assert set(accepted_classes(folder.path).values()) == {"caf\u00e9"}
+
+
+def test_numbers_are_the_classes_that_tables_of_labels_mean_by_them(folder):
+    """Programs make floats of them where a cell is empty; among names, they are names."""
+    rows = [*read_csv(folder.clusters)]
+    named = zip(rows, ("3", "new-1", "new-2", "new-3", "new-5"), ("", "3.0", "7.0", "-1", ""))
+    write_rows(folder.clusters, [row | {"cluster": c, "name": n} for row, c, n in named])
+    paths = {"./a": "7.0", "a": "new-2", "b": "3.0", "c": "-1", "d": "7"}
+    write_csv(folder.to_label, LABEL_COLUMNS[:2], paths.items())
+    assert image_labels(folder, IN) == {"a": "7", "b": "3", "d": "7"}
+    assert set(accepted_classes(folder.path).values()) == {"3", "7"}
+    folder.write_summary({"known": ["cats"]})
+    assert image_labels(folder, IN) == {"a": "7.0", "b": "3.0", "c": "-1", "d": "7"}
+    write_csv(folder.to_label, LABEL_COLUMNS[:2], [["a", "x"], ["./a", "y"]])
+    with pytest.raises(DataError, match="'a' is labeled 'x' and, in another row, 'y'"):
+        image_labels(folder, IN)
 
 
 def test_columns_of_the_user_stay(folder):

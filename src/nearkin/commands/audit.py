@@ -11,6 +11,7 @@ from nearkin.auditing.outcome import Audit, examine
 from nearkin.commands.arguments import EncoderLike, PathLike, command, name_of, processes, refuse
 from nearkin.commands.sources import (
     STORED,
+    check_classes,
     check_listed,
     check_output,
     is_table,
@@ -147,7 +148,9 @@ def audit(
 def _check_places(
     sets: Sequence[Any], output: PathLike | None, images: Images | None = None
 ) -> None:
-    """Refuse a table of two sets that does not say where their images lie."""
+    """Refuse a table that changes classes, or of two sets and not of where their images lie."""
+    if output is not None and images is not None:
+        check_classes(images.classes, "leave -o out")
     if len(sets) < 2 or output is None:
         return
     if images is None:
@@ -200,6 +203,7 @@ def _of_vectors(
 def _write_split(path: Path, found: Audit) -> None:
     """Write the repaired split as a table of images."""
     images, embeddings = found.audited.images, found.audited.embeddings
+    check_classes(embeddings.classes, "leave -o out")
     names = embeddings.paths if images is None else places(images)
     groups = map(as_text, replace(embeddings, groups=found.groups).named_groups)
     columns = names, found.repaired.tolist(), embeddings.class_names.tolist(), groups

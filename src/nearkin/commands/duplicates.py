@@ -15,6 +15,7 @@ from nearkin.commands.arguments import EncoderLike, PathLike, command, processes
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
+    check_classes,
     check_listed,
     check_output,
     features_at,
@@ -35,6 +36,7 @@ from nearkin.data.duplicates import (
 )
 from nearkin.data.images import BadFile, Images
 from nearkin.data.labels import class_names
+from nearkin.data.notes import lines, noted
 from nearkin.data.opening import open_images
 from nearkin.distributed import choose_device
 from nearkin.errors import DataError, UsageError
@@ -47,7 +49,7 @@ from nearkin.report.duplicates_page import Pair, duplicates_page
 from nearkin.report.page.html import render
 from nearkin.report.pages import with_thumbnails
 from nearkin.result import Result, Row
-from nearkin.run.copies import check_destination, copy_to
+from nearkin.run.copies import check_destination, copy_to, file_names
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
@@ -216,7 +218,7 @@ def duplicates(
         shown = with_thumbnails(content, images, processes(workers))
         write_page(Path(page), render(shown))
     if apply is not None:
-        _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))))
+        _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))), log)
     return found
 
 
@@ -227,6 +229,7 @@ def _opened(
     images = open_images(data, on_progress=log.progress)
     if apply is not None and Path(apply).suffix == ".csv":
         check_listed(images, "give --apply a folder, for copies")
+        check_classes(images.classes, "give --apply a folder, for copies")
     if chooses and images.channels is not None:
         raise UsageError(UNMEASURED)
     known = signatures(images, log.progress)
@@ -355,12 +358,36 @@ def _duplicates(images: Images, pairs: Iterable[Pair]) -> Iterator[Duplicate]:
             yield Duplicate(as_text(images.names[row]), "drop", kept, round(similarity, 4), why)
 
 
-def _apply(target: Path, images: Images, rows: Rows) -> None:
+def _apply(target: Path, images: Images, rows: Rows, log: Reporter) -> None:
     """Write the images that are kept as a list, which is data for nearkin, or copy them."""
     listed = images.subset(rows)
     if target.suffix != ".csv":
-        classes = [name or "images" for name in class_names(listed)]
-        copy_to(target, images, rows, classes, data=[images.key] if images.key else [])
+        _copy(target, images, rows, log)
         return
     columns = places(listed), class_names(listed), listed.splits.tolist(), listed.group_names
     write_rows(target, ("path", "label", "split", "group"), zip(*columns, strict=True))
+
+
+def _copy(target: Path, images: Images, rows: Rows, log: Reporter) -> None:
+    """Copy images into a folder per part and class; log what folders do not say of them."""
+    listed = images.subset(rows)
+    classes, parts = class_names(listed), listed.splits
+    if (parts != "").any():  # what is of no part is learned from
+        parts = np.where(parts == "", "train", parts)
+    names = sorted({*classes} - {""})
+    folders = dict(zip(names, file_names(names), strict=True))  # one per class, in all parts
+    renamed = [name for name in names if folders[name] != name]
+    grouped = [name for name, own in zip(listed.names, listed.group_names, strict=True) if own]
+    unlabeled = [name for name, own in zip(listed.names, classes, strict=True) if not own]
+    notes = noted("renamed", renamed, "classes, as their names are those of folders")
+    notes += noted("left out", grouped, "images in groups, which folders do not say; a .csv does")
+    text = "images without a label, which the folder makes the class images; a .csv does not"
+    notes += noted("guessed", unlabeled if names else (), text)
+    for line in lines(notes):
+        log.info(line)
+    own, data = np.array([folders.get(name, "images") for name in classes]), [images.key]
+    for part in np.unique(parts).tolist():
+        of_part = parts == part
+        copy_to(
+            target / part, images, rows[of_part], own[of_part].tolist(), data=filter(None, data)
+        )

@@ -1,7 +1,7 @@
 """`nearkin select`: which images to label first."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from nearkin.commands.sources import (
 from nearkin.config import AutoCountOrZero, AutoImageSize, EmbedConfig, Seed
 from nearkin.data.images import Images
 from nearkin.data.labels import class_of, splits_of
+from nearkin.data.notes import lines
 from nearkin.data.opening import open_images
 from nearkin.data.remote import File
 from nearkin.data.tables import Rows, file_at, match, read_table
@@ -121,11 +122,13 @@ def select(
     reads = [encoder, data, labeled, vectors]
     check_output(output, ".csv", overwrite=overwrite, reads=reads)
     # What needs no features is refused before they are computed.
-    table_of_labels = None if labeled is None else _read_labels(labeled)
+    labels = None if labeled is None else _read_labels(labeled)
     images = None if data is None else open_images(data, labels="none")
-    source = "" if is_table(encoder) else name_of(encoder)
+    source, log = "" if is_table(encoder) else name_of(encoder), reporter_of(verbose)
     assigned, learned = _of_run(source, images)
-    pool_of = partial(_Pool.of, assigned=assigned, learned=learned, labels=table_of_labels)
+    if labels and images is not None:
+        learned |= _labeled(*labels, images.names, images, log)
+    pool_of = partial(_Pool.of, assigned=assigned, labeled=learned)
     if source and images is not None and vectors is None:
         held_out = _is_scored(images.splits) | held_out_by(source, images)
         pool_of(map(as_text, images.names), held_out).check(num)
@@ -136,10 +139,12 @@ def select(
         device=device,
         workers=workers,
     )
-    log = reporter_of(verbose)
     opening = open_vectors(encoder, data, vectors, config, log)
     with resource_errors(), opening as opened:
-        pool = pool_of(opened.table.texts("path"), _held_out(opened, images, log))
+        paths = opened.table.texts("path")
+        if labels and images is None:
+            learned |= _labeled(*labels, {*paths, *assigned}, None, log)
+        pool = pool_of(paths, _held_out(opened, images, log))
         pool.check(num)  # without images that cannot be decoded
         if rule == "typical":
             features = opened.table.gather(pool.rows)
@@ -148,10 +153,7 @@ def select(
             order = np.random.default_rng(seed).permutation(np.flatnonzero(~pool.has_label))
         chosen = tuple(pool.names[row] for row in order[:num].tolist())
     if output is not None:
-        said = (assigned.get(path, {}) for path in chosen)
-        cells = ([row.get(column, "") for column in LABEL_COLUMNS[2:]] for row in said)
-        rows = ([path, "", *own] for path, own in zip(chosen, cells, strict=True))
-        write_rows(Path(output), LABEL_COLUMNS, rows)
+        _write(Path(output), chosen, assigned)
     where = None if output is None else Path(output).resolve()
     return Selection(chosen, rule, pool.num_unlabeled, int(pool.has_label.sum()), where)
 
@@ -160,6 +162,23 @@ def _read_labels(path: PathLike) -> tuple[File, Rows]:
     """Return a table of labels, and its rows."""
     file = file_at(os.fspath(path))
     return file, read_table(file, "label")
+
+
+def _write(path: Path, chosen: Iterable[str], assigned: Mapping[str, Row]) -> None:
+    """Write a table to label, with what a run says of the images."""
+    rows = (assigned.get(name, {}) | {"path": name, "label": ""} for name in chosen)
+    cells = ([row.get(column, "") for column in LABEL_COLUMNS] for row in rows)
+    write_rows(path, LABEL_COLUMNS, cells)
+
+
+def _labeled(
+    table: File, rows: Rows, names: Iterable[str], images: Images | None, log: Reporter
+) -> set[str]:
+    """Return the images that a table gives a label; log how many rows are of none."""
+    found, notes = match(table, rows, names, images)
+    for line in lines(notes):
+        log.info(line)
+    return {name for name, label in class_of(found)[0].items() if label}
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,18 +196,14 @@ class _Pool:
         held_out: Bool[np.ndarray, " images"],
         *,
         assigned: Mapping[str, Row],
-        learned: Collection[str],
-        labels: tuple[File, Rows] | None,
+        labeled: Iterable[str],
     ) -> "_Pool":
-        """Those of a table; labeled are those of a table of labels, or that a run learned from."""
+        """Those of a table; labeled are those that a table says or a run learned from."""
         as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
         rows = np.flatnonzero(~held_out)
         names = [as_stored.get(path, path) for path in np.array([*paths], object)[rows].tolist()]
-        labeled = set(learned)
-        if labels is not None:
-            found, _ = match(*labels, names)
-            labeled |= {name for name, label in class_of(found)[0].items() if label}
-        return cls(rows, names, np.array([name in labeled for name in names], bool))
+        known = set(map(as_text, labeled))
+        return cls(rows, names, np.array([as_text(name) in known for name in names], bool))
 
     @property
     def num_unlabeled(self) -> int:
@@ -241,8 +256,11 @@ def _of_run(source: str, images: Images | None) -> tuple[dict[str, Row], set[str
     every, stored = set(open_table(folder.embeddings).texts("path")), stored_split(folder)
     if images is None or stored is None:
         return rows, every - rows.keys()
-    called = dict(zip(stored.contents.tolist(), stored.names, strict=True))
-    then = {n: called.get(c) for n, c in zip(images.names, images.contents.tolist(), strict=True)}
+    both = dict.fromkeys(zip(stored.names, stored.contents.tolist(), strict=True))
+    called = {content: name for name, content in both}
+    now = zip(images.names, images.contents.tolist(), strict=True)
+    # Of exact copies the name decides.
+    then = {name: name if (name, c) in both else called.get(c) for name, c in now}
     own = {name: rows[was] for name, was in then.items() if was in rows}
     learned = {name for name, was in then.items() if was and as_text(was) in every}
     return own, learned - own.keys()

@@ -17,6 +17,8 @@ from nearkin.commands.arguments import EncoderLike, PathLike, name_of, refuse
 from nearkin.commands.embed import embed, loaded
 from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig
 from nearkin.data.images import Either, Folder, Images, Source
+from nearkin.data.labels import Row, class_of
+from nearkin.data.notes import named
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.encoders.encoder import Encoder, is_own
@@ -226,6 +228,17 @@ def check_listed(images: Images, remedy: str) -> None:
     sources = [of_images.first, of_images.second] if isinstance(of_images, Either) else [of_images]
     if not all(isinstance(source, Folder) for source in sources):
         raise UsageError(f"images that are no files cannot be listed as data; {remedy}")
+
+
+def check_classes(classes: Sequence[str], remedy: str) -> None:
+    """Refuse a table of classes that would be read as others, such as of a folder called -1."""
+    read, _ = class_of({name: Row.of(name) for name in classes})
+    if others := [name for name in classes if read[name] != name]:
+        which = "class" if len(others) == 1 else f"{len(others)} classes"
+        raise DataError(
+            f"a table cannot hold the {which} {named(others)}: numbers are "
+            f"read as whole ones, and -1 or nan as no label; rename the folders, or {remedy}"
+        )
 
 
 def places(images: Images) -> list[str]:

@@ -14,6 +14,7 @@ from nearkin.data.labels import Row
 from nearkin.data.members import Member, Place
 from nearkin.data.notes import Note, noted
 from nearkin.data.remote import File, readable
+from nearkin.data.tables import COLUMNS, header_of
 from nearkin.data.unpacked import kept, unpacked, write_unpacked
 from nearkin.errors import DataError
 from nearkin.places import cache_folder
@@ -41,8 +42,9 @@ def has_images(table: File) -> bool:
     """Whether a table holds the images themselves, and not their paths."""
     if table.suffix.lower() == ".arrow":
         return True
-    schema = _schema(table)
-    return "path" not in _columns(schema) or image_column(schema) is not None
+    with _readable(table):
+        schema = _schema(table)
+        return "path" not in _columns(schema) or image_column(schema) is not None
 
 
 def has_image_column(table: File) -> bool:
@@ -115,7 +117,7 @@ def _readable(table: File) -> AbstractContextManager[None]:
     import pyarrow as pa
 
     what = f"{table.suffix[1:].capitalize()} file"
-    return readable(table, what, "write it anew", OSError, pa.ArrowException)
+    return readable(table, what, "write it anew", OSError, ValueError, pa.ArrowException)
 
 
 def _batches(table: File, file: Any) -> tuple[Any, Iterable[Any]]:
@@ -230,8 +232,8 @@ def undecided(tables: Iterable[File]) -> list[Note]:
 
 
 def _columns(schema: Any) -> dict[str, str]:
-    """The names of columns by how they are meant: a header may be in capitals."""
-    return {name.strip().lower(): name for name in schema.names}
+    """The names of the columns that count, by how they are meant."""
+    return header_of([name for name in schema.names if name.strip().lower() in COLUMNS])
 
 
 def _named_classes(schema: Any) -> dict[str, list[str]]:

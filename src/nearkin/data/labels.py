@@ -87,7 +87,7 @@ class Row(NamedTuple):
             text, unusable = text_of(label), ""
         except TypeError:
             text, unusable = "", " ".join(repr(label).split())[:40]
-        return cls(text, _written(group), _written(split), line, unusable)
+        return cls(text, shared_form(_written(group)), _written(split), line, unusable)
 
     def named(self, classes: Sequence[str]) -> "Row":
         """The same with the name of the class whose number the label is; of others, with none."""
@@ -107,6 +107,11 @@ def whole_number(text: str) -> str:
     ['3', '-1', '3.5', 'cat']
     """
     return text.partition(".")[0].removeprefix("+") if WHOLE.fullmatch(text) else text
+
+
+def shared_form(name: str) -> str:
+    """The form that a group, a camera or the like has in all tables, which may hold floats."""
+    return composed(whole_number(name))
 
 
 def _written(cell: Any) -> str:

@@ -1,6 +1,6 @@
 """Opening images: any kind of data is listed, its headers are read, its labels are numbered."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from nearkin.data.labels import (
     annotations_from_rows,
     grouped,
     numbered,
+    shared_form,
     spellings,
 )
 from nearkin.data.listing import Listing, is_image, require_files
@@ -26,7 +27,7 @@ from nearkin.data.notes import note_on
 from nearkin.data.regions import cut, list_coco
 from nearkin.data.remote import File, file_or_folder, is_url
 from nearkin.data.scan import scan
-from nearkin.data.tables import TABLES, file_at, is_table, match, read_table
+from nearkin.data.tables import TABLES, Rows, file_at, is_table, match, read_table
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.extensions import is_reference, load_reference
 from nearkin.pace import ProgressCallback, ignore_progress
@@ -179,20 +180,32 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
 def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, " images"]:
     """What a column says of each image, as text; '' for nothing.
 
-    It is of the first of these places that is a table; images may lie in a folder beside it.
+    It is of the first of these places that is a table with that column; images may lie in a folder
+    beside it.
     """
-    table = next((str(place) for place in places if is_table(str(place))), None)
-    if table is None:
+    name, tables = column.strip().lower(), [str(each) for each in places if is_table(str(each))]
+    if not tables:
         raise UsageError(
             f"column {column}: there is no table; give one with the columns path and {column}, "
             "as the data or as their labels"
         )
-    file, name = file_at(table), column.strip().lower()
-    told = read_table(file, name)
+    file, told = _table_with(name, tables)
     rows: Mapping[str, Row] = {}
     boxed = any(row.box for _, row in told) and len(images) and images.source.region(0)
     if boxed and isinstance(file, Path):
         rows = list_table(file, told).rows
     rows = rows or match(file, told, images.names, images)[0]
     absent = Row()
-    return np.array([rows.get(image, absent).label for image in images.names], np.str_)
+    cells = (rows.get(image, absent).label for image in images.names)
+    return np.array([shared_form(cell) for cell in cells], np.str_)
+
+
+def _table_with(column: str, tables: Iterable[str]) -> tuple[File, Rows]:
+    """The first of these tables that has a column, and its rows; or the error of the first."""
+    errors = list[DataError]()
+    for file in map(file_at, tables):
+        try:
+            return file, read_table(file, column)
+        except DataError as error:
+            errors.append(error)
+    raise errors[0]

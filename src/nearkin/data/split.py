@@ -165,6 +165,8 @@ def split_images(
     on_progress: ProgressCallback = ignore_progress,
     stored: Int64[np.ndarray, " images"] | None = None,
     found: Duplicates | None = None,
+    *,
+    chooses: bool = False,
 ) -> Split:
     """Hold a share of the images out, or the test images that the data themselves name.
 
@@ -173,13 +175,14 @@ def split_images(
     of the images, as frames of one scene are. Images whose part is `stored` stay in it, and new
     ones join those that they are near-duplicates of. Parts that the data name are kept even if
     groups are on both sides, see `Split.leaked`; but test images that were trained on before train
-    again. `found` are the duplicates, if they are known already.
+    again. `found` are the duplicates, if they are known already. Where none are held out they are
+    searched only for what `chooses` by folds of the images, which divide no group either.
     """
     declared = has_test_split(images)
     part = np.full(len(images), NEW) if stored is None else stored
     if declared:
         images, part = _unseen(images, part)
-    if share == 0 and not declared and not (part == 1).any():
+    if not (share or declared or chooses or (part == 1).any()):
         return Split(images, np.arange(len(images)), np.zeros(0, np.int64))
     num_exact, found = 0, found or searched(images, on_progress)
     if found is None:
@@ -189,7 +192,7 @@ def split_images(
         num_exact, grouped = found.num_exact, replace(images, groups=found.groups)
         images = grouped if declared else _without_chains(grouped, found, share)
     held_out = part == 1 if declared else _joined(part, images, share, seed)
-    if (part == NEW).all() and (held_out.all() or not held_out.any()):
+    if share and (part == NEW).all() and (held_out.all() or not held_out.any()):
         raise DataError(
             f"{count(len(images), 'image')} cannot be divided in two parts of {1 - share:g} and "
             f"{share:g}; give more images, or none that are all alike"

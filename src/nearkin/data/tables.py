@@ -85,8 +85,16 @@ def _parquet_rows(file: io.BufferedReader, column: str) -> Iterator[tuple[int, d
         table: Any = parquet.read_table(file, columns=own or written)
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"not a readable Parquet file ({error}); write it anew") from error
-    columns = [name.strip().lower() for name in table.column_names]
-    yield from enumerate(table.rename_columns(columns).to_pylist(), start=1)
+    columns = header_of(table.column_names)
+    yield from enumerate(table.rename_columns([*columns]).to_pylist(), start=1)
+
+
+def header_of(names: Sequence[str]) -> dict[str, str]:
+    """The names of columns of Parquet by how they are meant: a header may be in capitals."""
+    columns = {name.strip().lower(): name for name in names}
+    if len(columns) < len(names):
+        raise ValueError(f"no header of different names, but {', '.join(names)[:200]}")
+    return columns
 
 
 def spelled(written: str) -> Iterator[str]:
@@ -135,8 +143,8 @@ class Resolver:
         return path if path in self.names else self._composed.get(normalize("NFC", path))
 
     def named(self, written: str) -> str | None:
-        """The image of this name, however it is spelled."""
-        return next(filter(None, map(self._name, spelled(written))), None)
+        """The image of this name, however it is spelled; an address is a name as it is."""
+        return next(filter(None, map(self._name, (written, *spelled(written)))), None)
 
     def at(self, path: str) -> str | None:
         """The image at an absolute path; None if it is not one of the data."""

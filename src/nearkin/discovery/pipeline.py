@@ -9,6 +9,7 @@ import torch
 
 from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
 from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.images import Images
 from nearkin.discovery.data import DiscoveryData, batch_size, check_sizes
 from nearkin.discovery.features import (
     NUM_VIEWS,
@@ -134,7 +135,7 @@ class Pipeline:
         for finding in findings:
             self.log.info(f"warning: {finding.text}")
         stages = Stages(encoder, task, base)
-        trials, chosen = self._chosen(stages)
+        trials, chosen = self._chosen(stages, dataset.images)
         if config.train_layers != "top":
             base = replace(base, precision=precision_of(self.device))
             how = config.train_layers, base, self.device, self.folder.kept_features
@@ -230,14 +231,15 @@ class Pipeline:
         )
         return estimate
 
-    def _chosen(self, stages: Stages) -> tuple[list[Trial], Candidate]:
+    def _chosen(self, stages: Stages, images: Images) -> tuple[list[Trial], Candidate]:
         """Search for held-out known classes with every candidate, and choose the best.
 
         A single one is tried too: trials also calibrate the classifier.
         """
         tried, trials = candidates(self.config), list[Trial]()
         folder, total = self.folder.stage("trials").path, FOLDS * len(tried)
-        every = Trials(stages, folder, self.config.options, train=Stage.try_out)
+        given = self.config.options
+        every = Trials(stages, images.groups, folder, given, train=Stage.try_out)
         for trial in every.run(tried):
             trials.append(trial)
             self.log.progress(len(trials), total, "trials on held-out known classes")
@@ -294,5 +296,6 @@ class Pipeline:
             name = "known" if stage.config.method == "supervised" else "class"
             stage.run(self.folder.stage(f"calibration-{name}"), self.log)
 
-        trials = Trials(state.stages, folder, config.options, train=train)
+        groups = state.dataset.images.groups
+        trials = Trials(state.stages, groups, folder, config.options, train=train)
         return list(trials.run([state.chosen], num_folds=1))

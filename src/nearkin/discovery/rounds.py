@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from nearkin.data.images import Images
-from nearkin.data.labels import class_names, composed, numbered
+from nearkin.data.labels import class_names, numbered
 from nearkin.data.notes import Note, named, noted, plain
 from nearkin.data.split import Split
-from nearkin.data.tables import Resolver
 from nearkin.errors import DataError, UsageError
 from nearkin.files import replace_text, usable
 from nearkin.labels.known import with_copies
@@ -88,7 +87,7 @@ def accepted(run: Path, parts: Split, labeled: str) -> Accepted:
     """
     folder, images = RunFolder(run), parts.images
     learned = {images.names[row] for row in parts.train_rows.tolist()}
-    of_classes, of_images = accepted_classes(run), image_labels(folder)
+    of_classes, of_images = accepted_classes(run), image_labels(folder, images.names)
     names = named_classes(folder)
     if not (of_images or names):
         raise UsageError(
@@ -96,8 +95,6 @@ def accepted(run: Path, parts: Split, labeled: str) -> Accepted:
             f"of single images in {folder.to_label.name}"
         )
     own = dict(zip(images.names, class_names(images), strict=True))
-    find = Resolver(folder.to_label, images.names).named
-    of_images = {find(path) or path: composed(label) for path, label in of_images.items()}
     for path, label in of_images.items():
         if own.get(path) and own[path] != label:
             raise DataError(

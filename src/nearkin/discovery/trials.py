@@ -29,6 +29,7 @@ from nearkin.discovery.task import DiscoveryTask
 from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable, whole
 from nearkin.metrics.clusters import right
+from nearkin.metrics.probe import LEFT_OUT, folds_of
 from nearkin.run.options import within
 from nearkin.schema import Value
 from nearkin.types import UNLABELED
@@ -39,7 +40,6 @@ first one counts unless another is clearly better."""
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
 MOST_HIDDEN: Final = 0.6  # Largest share of the known classes that a fold hides
-SCORED: Final = 0.2  # Share of each known class that a trial does not learn from
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class Trials:
     stages: Stages
     """Of their task, only the labeled images are used. In mode ncd classes are hidden; in gcd also
     half of the labels of the others."""
+    groups: Int64[np.ndarray, " images"]  # Those of one are learned from, or all are scored
     folder: Path  # Where finished trials are kept, so that a resumed run does none twice
     options: Mapping[str, Value]  # That were given for the method
     train: Callable[[Stage, float], None]  # Trains a stage for a share of its steps
@@ -139,8 +140,9 @@ class Trials:
         label[truth >= len(rest)] = UNLABELED
         if not task.disjoint:
             label[permutation(seed, 1, len(label)) % 2 == 0] = UNLABELED
-        scored = task.labeled[_some_of_each(truth[task.labeled], seed)]
-        rows = np.setdiff1d(task.labeled, scored)
+        of_labeled = truth[task.labeled], self.groups[task.labeled]
+        is_scored = folds_of(*of_labeled, seed, folds=1) != LEFT_OUT  # a fifth of each class
+        scored, rows = task.labeled[is_scored], task.labeled[~is_scored]
         hiding = DiscoveryTask(label, rows, len(rest), len(hidden), task.mode)
         return _Hiding(replace(self.stages, task=hiding), truth, scored)
 
@@ -174,14 +176,6 @@ class _Hiding(NamedTuple):
     stages: Stages
     truth: Int64[np.ndarray, " images"]  # The classes, hidden ones last
     scored: Int64[np.ndarray, " scored"]  # Images of all classes that are not learned from
-
-
-def _some_of_each(label: Int64[np.ndarray, " n"], seed: int) -> Int64[np.ndarray, " some"]:
-    """Return `SCORED` of the images of each class, drawn at random."""
-    order = permutation(seed, 2, len(label))
-    of_class = (order[label[order] == number] for number in np.unique(label))
-    chosen = [rows[: int(SCORED * len(rows))] for rows in of_class]
-    return np.sort(np.concatenate(chosen))
 
 
 def balanced_accuracy(

@@ -343,7 +343,8 @@ def hold_out(
     if resumed and own and not (named and resumed.is_frozen):
         noted = own.parts(images)
         part = np.where(noted == NEW, part, noted)
-    split = split_images(images, _share(config), config.seed, on_progress, part)
+    chooses = isinstance(config, DiscoverConfig | ClassifyConfig)
+    split = split_images(images, _share(config), config.seed, on_progress, part, chooses=chooses)
     if named and not own and not len(split.test_rows):
         raise DataError(
             "an earlier run has trained on all test images that the data name, so none is left to "

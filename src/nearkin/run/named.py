@@ -4,7 +4,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from nearkin.data.labels import composed
+from nearkin.data.labels import Row as Described
+from nearkin.data.labels import class_of, composed
+from nearkin.data.tables import Resolver
 from nearkin.errors import DataError
 from nearkin.files import usable
 from nearkin.run.folder import RunFolder
@@ -66,9 +68,23 @@ def display_name(row: Mapping[str, str]) -> str:
 
 def named_classes(folder: RunFolder) -> dict[str, str]:
     """Return the name of each class that a person has named, by what it is called by itself."""
-    rows = cluster_rows(folder)
+    rows, classes = cluster_rows(folder), _written_classes(folder)
     check_names(folder.clusters, rows)
-    return {row["cluster"]: composed(name) for row in rows if (name := row["name"].strip())}
+    names = {row["cluster"]: name for row in rows if (name := row["name"].strip())}
+    return {cluster: own for cluster, name in names.items() if (own := classes.get(name, name))}
+
+
+def _written_classes(folder: RunFolder) -> dict[str, str]:
+    """Return the class that each name and label means, '' for none, as in any table of labels.
+
+    Spreadsheets make `3.0` of the known class `3`. What a novel class is called by itself is none.
+    """
+    rows, known = cluster_rows(folder), folder.read_summary().get("known", ())
+    novel = {row["cluster"] for row in rows if row["kind"] == "novel"}
+    written = {row["cluster"] for row in rows} | {row["name"].strip() for row in rows}
+    written |= {*known, *(row["label"].strip() for row in written_rows(folder))}
+    classes, _ = class_of({text: Described(text) for text in written - novel})
+    return {text: composed(name) for text, name in classes.items()}
 
 
 def written_labels(folder: RunFolder) -> dict[str, str]:
@@ -82,24 +98,26 @@ def written_rows(folder: RunFolder) -> list[Row]:
     return read_edited(folder.to_label, ("path", "label")) if there else []
 
 
-def image_labels(folder: RunFolder) -> Mapping[str, str]:
+def image_labels(folder: RunFolder, names: Collection[str]) -> dict[str, str]:
     """Return the labels that a person has given to single images, by path.
 
-    What a named class is called by itself stands for its name.
+    That is an image's name, of those with `names`, however it is spelled. What a named class is
+    called by itself stands for its name.
     """
     rows = written_rows(folder)
     if not rows:
         return {}
-    names, labels = named_classes(folder), dict[str, str]()
+    named, classes, labels = named_classes(folder), _written_classes(folder), dict[str, str]()
     kinds = {row["cluster"]: row["kind"] for row in cluster_rows(folder)}
+    find = Resolver(folder.to_label, names).named
     for row in rows:
-        path, label = row["path"], row["label"].strip()
-        if label not in names and kinds.get(label) == "novel":
+        path, label = find(row["path"]) or row["path"], row["label"].strip()
+        if label not in named and kinds.get(label) == "novel":
             raise DataError(
                 f"{folder.to_label}: {path!r} is labeled {label!r}, a class without a name; name "
                 f"it in {folder.clusters.name}, or write another label"
             )
-        label = names.get(label, label)
+        label = named.get(label) or classes.get(label, label)
         if label and labels.setdefault(path, label) != label:
             raise DataError(
                 f"{folder.to_label}: {path!r} is labeled {labels[path]!r} and, in another row, "
