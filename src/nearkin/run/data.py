@@ -213,6 +213,11 @@ def note_data(
     """
     images = split.images
     if not folder.data.exists():
+        if folder.config.exists():  # which is written later
+            raise CheckpointError(
+                f"{folder.path} has a run but no {folder.data.name}, which says what it "
+                "has trained on; bring it back, or start anew in another -o"
+            )
         ids = (f"{content:016x}" for content in images.contents.tolist())
         columns: dict[str, Iterable[object]] = {
             "path": images.names,
