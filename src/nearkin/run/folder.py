@@ -303,10 +303,12 @@ def clear(run: RunFolder) -> None:
 
     The record of its data goes last: what a killed process leaves is not taken for a new run.
     """
-    for file in cleared(run) - {run.data}:
+    last = run.data, run.images
+    for file in cleared(run) - {*last}:
         file.unlink()
     shutil.rmtree(run.path / STAGES, ignore_errors=True)
-    run.data.unlink(missing_ok=True)
+    for file in last:
+        file.unlink(missing_ok=True)
 
 
 def cleared(run: RunFolder) -> set[Path]:
