@@ -267,6 +267,9 @@ def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_pat
     assert tomllib.loads((out / "config.toml").read_text())["val"] == 0.25
     held_out = strict_json(out / "summary.json")["sizes"]["test"]
     assert held_out == (splits == "test").sum()
+    others = {"val": 0.4, "overwrite": True, "workers": 0, "report": False}
+    nearkin.embed_run(encoder, str(data), output=source, **others)
+    assert run(*command, "--resume") == 0
     shutil.rmtree(source)
     assert run(*command, "--resume") == 0
 
@@ -301,6 +304,10 @@ def test_one_image_of_each_class_is_enough_and_labels_that_change_are_not_resume
     table = few_labels(data, tmp_path / "labels.csv", 2)
     command = ["classify", encoder, data, "--labels", table, "-o", tmp_path / "run"]
     assert run(*command, *QUICK) == 0
+    rows = table.read_text(encoding="utf-8").split()
+    groups = ["path,label,group", *(f"{row},{number // 2}" for number, row in enumerate(rows[1:]))]
+    table.write_text("\n".join(groups), encoding="utf-8")
+    assert "the groups have changed" in refusal(5, *command, *QUICK, "--resume")
     few_labels(data, table, 3)
     assert "the labels have changed" in refusal(5, *command, *QUICK, "--resume")
     table = few_labels(data, tmp_path / "labels.csv", 1)

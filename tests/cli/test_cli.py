@@ -82,7 +82,13 @@ def test_overwriting_replaces_a_run_and_leaves_alone_what_it_did_not_make(
     (out / "plots" / "thesis.png").write_text("mine")
     before = {path: path.read_bytes() for path in out.glob("[!.]*.*") if path.suffix != ".log"}
     arguments = ["train", images, "--epochs", 1, *QUICK, "-o", out, "-q", "--overwrite"]
-    for code, *change in ((2, "--dim", 0), (2, "--batch-size", 1000), (3, "--labels", "no.csv")):
+    for code, *change in (
+        (2, "--dim", 0),
+        (2, "--batch-size", 1000),
+        (3, "--labels", "no.csv"),
+        (2, "--method", "supervised", "--known", "cat,dgo"),
+        (2, "--method", "simsiam", "--augment", "multi-crop"),
+    ):
         refusal(code, *arguments, *change)
         assert {path: path.read_bytes() for path in before} == before, change
     assert run(*arguments, "--seed", 1) == 0

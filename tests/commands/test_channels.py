@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from builders import write_network
+from builders import contents, write_network
 from cards import computed
 from PIL import Image
 
@@ -162,6 +163,41 @@ def test_other_images_are_refused_in_one_line_with_exit_code_3(run, tmp_path, re
         )
     with pytest.raises(DataError, match="4 channels of uint16, and the encoder takes 13"):
         nearkin.train(tmp_path / "four", output=tmp_path / "more", encoder=run, **options)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "embed RUN FOUR",
+        "classify RUN FOUR",
+        "discover FOUR --encoder RUN --labeled LABELS --classes 2",
+        "train FOUR --encoder RUN --batch-size 4",
+        "train FOUR --method seed --teacher RUN --batch-size 4 --backbone tiny",
+    ],
+)
+def test_they_are_refused_before_a_run_is_overwritten_or_a_new_one_is_begun(
+    words, run, tmp_path, refusal
+):
+    four, labels, old = textures(tmp_path / "four", 4, "uint16", 6), tmp_path / "l.csv", "old"
+    rows = (f"{name}/{n:02}.tif,{name}" for name in ("field", "town") for n in range(2))
+    labels.write_text("\n".join(["path,label", *rows]))
+    names = {"RUN": run, "FOUR": four, "LABELS": labels}
+    typed = [names.get(word, word) for word in words.split()]
+    before = contents(shutil.copytree(run, tmp_path / old))
+    for out, *more in ((old, "--overwrite"), ("new",), ("new",)):
+        assert "4 channels of uint16" in refusal(3, *typed, "-o", tmp_path / out, *more)
+    after, changing = contents(tmp_path / old), {"train.log", ".nearkin-run"}
+    assert {name for name in before if after.get(name) != before[name]} <= changing
+
+
+def test_a_cache_of_rgb_is_refused_before_a_run_is_overwritten(run, data, tmp_path, refusal):
+    out = shutil.copytree(run, tmp_path / "run")
+    for words in (["train", data, "--batch-size", 8], ["classify", run, data]):
+        refused = refusal(2, *words, "--cache", "ram", "-o", out, "--overwrite")
+        assert "--cache ram holds RGB of 8 bits" in refused
+        assert (out / "encoder.safetensors").read_bytes() == (
+            run / "encoder.safetensors"
+        ).read_bytes()
 
 
 @pytest.mark.slow

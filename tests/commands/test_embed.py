@@ -212,9 +212,16 @@ def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, refusal):
 
     monkeypatch.setattr("nearkin.commands.embed.write_encoder", full)
     monkeypatch.setattr("nearkin.commands.classify.write_start", full)
+    known = ["--known", "0,1", "--classes", "2"]
     for words in (["embed", source, images], ["classify", source, images]):
-        refused = refusal(8, *words, "-o", tmp_path / words[0], "-q")
-        assert "no room left to write" in refused
+        assert "no room left to write" in refusal(8, *words, "-o", tmp_path / words[0], "-q")
+    monkeypatch.setattr("nearkin.run.data.write_csv", full)  # of the first files of a run
+    for words in (
+        ["embed", source, images],
+        ["classify", source, images],
+        ["discover", images, "--encoder", source, *known],
+    ):
+        assert "no room left to write" in refusal(8, *words, "-o", tmp_path / "new", "-q")
 
 
 def prepare(aim=None, nth=1, cache=None):

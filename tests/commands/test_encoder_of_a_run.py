@@ -204,6 +204,7 @@ def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, i
     assert not out.exists()
     again = nearkin.embed_run(own, images, output=out, workers=0, verbose=False)
     assert load(again, backbone=Bare()).digest == own.digest
+    nearkin.embed_run(own, images, output=out, workers=0, verbose=False, resume=True)
 
 
 def labeled_like(images, labels):

@@ -206,3 +206,7 @@ def test_measures_that_cannot_be_stored_are_still_returned(run, log):
     assert stored(run) == before
     assert log.texts[-1].startswith("warning: the metrics are not stored in ")
     assert "in use by" in log.texts[-1]
+    run.evaluation.write_text('{"metrics"', encoding="utf-8")  # cut short
+    assert evaluate(run.path, protocol=["fewshot"], verbose=log).metrics == result.metrics
+    assert "evaluation.json cannot be used" in log.texts[-1]
+    run.evaluation.unlink()

@@ -1,5 +1,7 @@
 """No command replaces a file of the user: it is refused before anything is read or computed."""
 
+import errno
+import os
 import resource
 import shutil
 from contextlib import contextmanager
@@ -174,6 +176,24 @@ def test_what_does_not_fit_leaves_what_is_there(tmp_path, photos, name):
     assert contents(tmp_path) == before
     _write_any(path)
     assert contents(tmp_path).keys() == before.keys()
+
+
+def test_the_table_beside_features_is_not_replaced_before_they_are_on_the_disk(
+    tmp_path, monkeypatch
+):
+    _write_any(tmp_path / "old.npy")
+    (tmp_path / "old.csv").write_text("of the old features")
+    before, fsync = contents(tmp_path), os.fsync
+
+    def full(number):
+        if os.fstat(number).st_ino in {f.stat().st_ino for f in tmp_path.glob(".old.npy.*")}:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="quota"):
+        _write_any(tmp_path / "old.npy")
+    assert contents(tmp_path) == before
 
 
 def test_a_table_of_the_run_folder_that_a_command_reads_is_not_overwritten(

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 from dataclasses import replace
 
+import kills
 import numpy as np
 import pytest
 from builders import as_bytes, encoded, write_files
@@ -22,6 +24,19 @@ from nearkin.tables import read_csv
 CONFIG = TrainConfig(
     backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0, report=False
 )
+TYPED = [
+    "--backbone",
+    "tiny",
+    "--image-size",
+    "16",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "8",
+    "--workers",
+    "0",
+    "-q",
+]
 ODD_NAME = os.fsdecode(b"\xff.bmp")
 
 
@@ -103,6 +118,42 @@ def test_what_a_run_was_started_with_is_noted_by_any_name(run):
     for command in (resume, lambda run: evaluate(run / "run")):
         with pytest.raises(CheckpointError, match=r"cannot be used \(.*No such file.*put it back"):
             command(run)
+
+
+def test_without_its_record_of_the_data_a_run_does_not_go_on(run):
+    (run / "run" / "data.json").unlink()
+    write_files(run / "data", {"new.bmp": bmp(99)})
+    with pytest.raises(CheckpointError, match=r"has a run but no data\.json.*bring it back"):
+        resume(run)
+
+
+def test_an_overwriting_that_is_killed_leaves_no_new_run(run):
+    """It goes on with the data of the run that it was to remove, or begins again."""
+    typed = ["train", str(run / "data"), "-o", str(run / "run"), "--overwrite"]
+    aim = kills.Aim("nearkin.commands.train.clear", "shutil.rmtree", "before")
+    killed = kills.start([*typed, *TYPED], lambda: kills.set_up(aim, "simclr", 1))
+    assert kills.finish(killed) == -signal.SIGKILL
+    assert not (run / "run" / "config.toml").exists()
+    write_files(run / "data", {"new.bmp": bmp(99)})
+    with pytest.raises(CheckpointError, match=r"1 added \('new\.bmp'\)"):
+        resume(run)
+    train(run / "data", CONFIG, output=run / "run", overwrite=True)
+
+
+def test_a_file_that_can_be_read_by_now_stays_out_of_a_run_that_goes_on(tmp_path):
+    files = {f"{number:02d}.bmp": bmp(number) for number in range(20)}
+    data = write_files(tmp_path / "data", files | {"late.bmp": b"no image"})
+    train(data, CONFIG, output=tmp_path / "run")
+    write_files(data, {"late.bmp": bmp(20)})
+    said = resume(tmp_path)
+    assert "already complete" in said
+    assert "1 image that could not be read when the run was started, such as 'late.bmp'" in said
+    assert [row["path"] for row in read_csv(tmp_path / "run" / "bad_files.csv")] == ["late.bmp"]
+    write_files(data, {"new.bmp": bmp(99)})
+    with pytest.raises(
+        CheckpointError, match=r"changed since the run was started: 1 added \('new"
+    ):
+        resume(tmp_path)
 
 
 def parts_of(split):

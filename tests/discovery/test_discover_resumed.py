@@ -121,9 +121,12 @@ def test_a_run_that_ended_while_it_copied_goes_on_with_another_folder(
     settings = ["--labeled", labels, "--encoder", encoder, *LEAST, "--resume"]
     assert discover(flat, "-o", discovery, *settings, "--copy-to", copies) == 0
     typed = once("discover", flat, "-o", unfinished, *settings)
+    edited = [row | {"label": "mine"} for row in rows(unfinished / "to_label.csv")]
+    write_rows(unfinished / "to_label.csv", edited)  # the tables were there before the copies
     assert "give a new folder" in refusal(4, *typed, "--copy-to", copies)
     assert run(*typed, "--copy-to", other) == 0
     assert {path.name for path in other.rglob("*.png")} == names(unfinished)
+    assert rows(unfinished / "to_label.csv") == edited
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -176,8 +179,10 @@ def test_what_is_held_out_stays_so_where_the_run_that_decided_it_is_gone(
     """It was another seed than that of the discovery, so its settings do not say it."""
     gone = Path(shutil.copytree(encoder, tmp_path / "encoder"))
     first, second = tmp_path / "first", tmp_path / "second"
-    (gone / "data.json").unlink()  # as if it had been trained on these files
+    for name in ("data.json", "config.toml"):  # as if it had been trained on these files
+        (gone / name).unlink()
     note_data(RunFolder(gone), split_images(open_images(str(flat)), 0.1, 0))
+    shutil.copy(encoder / "config.toml", gone)
     seed = 2**32 - 1  # the largest; the last stage has the next ones, too
     settings = ["discover", flat, *LEAST, "--seed", seed]
     started = [*settings, "-o", first, "--labeled", labels, "--encoder", gone]
@@ -209,6 +214,7 @@ def test_a_run_is_not_resumed_with_other_settings_or_labels(
     assert (discovery / "config.toml").read_bytes() == before
     changed = tmp_path / "labels.csv"
     shutil.rmtree(unfinished / "stages" / "simgcd-0")
+    (unfinished / "assignments.csv").unlink()
     swapped = {"digit 0": "digit 1", "digit 1": "digit 0", "digit 2": "digit 2"}
     config = (unfinished / "config.toml").read_text(encoding="utf-8")
     config = config.replace(str(labels), str(changed))

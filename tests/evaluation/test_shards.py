@@ -21,6 +21,7 @@ from pyarrow import dataset, parquet
 import nearkin
 from nearkin.commands.embed import embed, embed_files
 from nearkin.errors import OutputError
+from nearkin.evaluation import shards as module
 from nearkin.evaluation.shards import SHARD
 from nearkin.files import whole, writing
 from nearkin.schema import parameter_docs
@@ -169,6 +170,24 @@ def test_a_shard_that_was_being_written_is_no_shard_and_goes_in_the_end(
     sound.write_bytes(b"PAR1 no more PAR1")
     line = refusal(5, *arguments(run, images, copied))
     assert "shard-000004.parquet cannot be used" in line
+
+
+def test_a_process_that_another_one_overtakes_in_the_last_shard_is_no_error(
+    copied, shards, run, images, monkeypatch
+):
+    """The other one removes its partial file, as one that a killed process has left."""
+    last = max(copied.glob("*.parquet"))
+    last.unlink()
+    write = module.write_parquet
+
+    def overtaken(file, *more):
+        write(file, *more)
+        monkeypatch.undo()
+        assert embedded(run, images, copied) == 0
+
+    monkeypatch.setattr(module, "write_parquet", overtaken)
+    assert embedded(run, images, copied) == 0
+    assert contents(copied) == contents(shards)
 
 
 def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(tmp_path):

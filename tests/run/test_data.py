@@ -59,6 +59,26 @@ def test_the_start_of_a_run_that_is_gone_was_trained_on_what_the_run_of_the_copy
     assert origin_of(str(copy)) == second.path.resolve()
 
 
+def test_a_note_says_that_a_run_is_gone_which_an_encoder_started_from(started, tmp_path):
+    """Where its own images are measured that is nothing new; a run that goes on keeps the note."""
+    images, first, second, _ = started
+    others, config = open_images(pixels(60, seed=9)), ClassifyConfig(encoder=str(second.path))
+    third = RunFolder(tmp_path / "third")
+    third.path.mkdir()
+    assert not hold_out(others, config).images.notes
+    moved = first.path.rename(tmp_path / "moved")
+    split = hold_out(others, config)
+    (note,) = split.images.notes
+    assert f"a new split: {first.path}, which the encoder was loaded from, is gone" in note.text
+    settings = replace(second.settings()[0], val=0.1)  # as `evaluate` has them
+    assert hold_out(others, settings, resumed=second).images.notes == (note,)
+    assert not hold_out(images, settings, resumed=second).images.notes
+    note_data(third, split)
+    third.write_settings(config, "arrays")
+    moved.rename(first.path)
+    assert hold_out(others, config, resumed=third).images.notes == (note,)
+
+
 def test_the_start_of_a_library_was_trained_on_none_of_the_images(started, tmp_path):
     _, _, second, _ = started
     copy = write_network(second.start)

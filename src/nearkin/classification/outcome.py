@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearkin.classification.data import LabeledData
 from nearkin.classification.probes import Trained
-from nearkin.classifier.assignments import Assignments
+from nearkin.classifier.assignments import COLUMNS, Assignments
 from nearkin.classifier.calibration import BINS, calibrated
 from nearkin.classifier.classifier import Classifier
 from nearkin.classifier.report import (
@@ -43,6 +43,7 @@ from nearkin.report.page.blocks import (
 )
 from nearkin.run.data import computed_with, versions
 from nearkin.run.opening import OpenRun
+from nearkin.tables import write_csv
 from nearkin.text import aligned
 from nearkin.types import UNLABELED
 
@@ -176,11 +177,11 @@ def write_outcome(outcome: Outcome) -> None:
     summary = outcome.summary() | computed_with(outcome.run.config.seed)
     # Not what an attentive probe pools: images are searched for by the encoder that is written.
     embedded = embeddings_of(images, unit(outcome.features).numpy())
+    write_csv(outcome.run.folder.assignments, COLUMNS, outcome.assignments.table())
     write_results(
         outcome.run.folder,
         outcome.run.config,
         images,
-        outcome.assignments,
         replace(embedded, splits=outcome.dataset.parts.splits),
         build_page(outcome),
         summary,

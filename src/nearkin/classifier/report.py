@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int
 
-from nearkin.classifier.assignments import COLUMNS, Assignments, typical
+from nearkin.classifier.assignments import Assignments, typical
 from nearkin.classifier.calibration import Calibration
 from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
@@ -23,7 +23,6 @@ from nearkin.run.edits import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.run.opening import OpenRun
 from nearkin.run.reporter import Logger
-from nearkin.tables import write_csv
 
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 CORE: Final = 24
@@ -97,7 +96,6 @@ def write_results(
     folder: RunFolder,
     config: DiscoverConfig | ClassifyConfig,
     images: Images,
-    assignments: Assignments,
     embeddings: Embeddings,
     page: Page,
     summary: Mapping[str, Any],
@@ -106,11 +104,12 @@ def write_results(
     encoder: str,
     log: Logger,
 ) -> None:
-    """Write what both kinds of runs leave, the summary last: it marks the run complete.
+    """Write what both kinds of runs leave beside their tables, the summary last.
+
+    It marks the run complete.
 
     `encoder` is the digest of the encoder that the embeddings are of.
     """
-    write_csv(folder.assignments, COLUMNS, assignments.table())
     if config.copy_to:
         _copy(folder, config, images, data, log)
     write_embeddings(folder.embeddings, embeddings, encoder)

@@ -28,13 +28,12 @@ from nearkin.commands.arguments import (
 )
 from nearkin.commands.run import Run
 from nearkin.config import ClassifyConfig
-from nearkin.data.cache import cache_for, free_disk
+from nearkin.data.cache import cache_for, check_cache, free_disk
 from nearkin.distributed import free_memory, is_main_process
 from nearkin.encoders.encoder import Encoder, check_named, load, write_encoder
 from nearkin.errors import UsageError
 from nearkin.run.auto import check_batch
 from nearkin.run.data import held_share, list_bad, note_labels, note_undecodable
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
 from nearkin.run.reporter import Reporter, reporter_of
@@ -81,12 +80,13 @@ def classify(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     start = _checked(config, kept_copy(folder.start, config.encoder, resume=resume))
     config = self_contained(config)
-    held_share(data, config)
+    if not (resume and folder.config.exists()):  # else its encoder's run may be another by now
+        config = replace(config, val=held_share(data, config))
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
-        config, log = replace(run.config, val=held_share(data, run.config)), run.log
+        config, log = run.config, run.log
         on_open, resumed = partial(list_bad, folder), folder if resume else None
         for line in start.lines():
             log.info(line)
@@ -95,20 +95,19 @@ def classify(
             log.info(line)
         if config.batch_size != "auto":
             check_batch(config.batch_size, len(dataset.train_rows), 1)
+        check_cache(config.cache, start.preprocessing.applied(dataset.images))
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
         if folder.summary.exists():
-            with resource_errors():
-                complete_results(run, dataset.images, name)
+            complete_results(run, dataset.images, name)
             return Run(folder)
         config = _resolved(config, dataset, start)
-        with resource_errors(resumes=True):
-            folder.write_settings(config, name)
-            # A resumed run needs the source no longer; trained on is the file from the start.
-            write_start(folder, start)
-            start = load(folder.start, trust_remote_code=config.trust_remote_code)
-            _work(replace(run, config=config), name, dataset, start)
+        folder.write_settings(config, name)
+        # A resumed run needs the source no longer; trained on is the file from the start.
+        write_start(folder, start)
+        start = load(folder.start, trust_remote_code=config.trust_remote_code)
+        _work(replace(run, config=config), name, dataset, start)
     return Run(folder)
 
 

@@ -17,14 +17,14 @@ from nearkin.discovery.pipeline import Pipeline, check_trained_layers
 from nearkin.discovery.report import write_outcome
 from nearkin.discovery.start import with_encoder
 from nearkin.distributed import is_main_process
-from nearkin.encoders.encoder import check_named, load
+from nearkin.encoders.encoder import Encoder, check_named, load
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.methods import method_class
 from nearkin.run.data import held_share, list_bad, note_labels
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, neighboring_runs, run_folder
 from nearkin.run.opening import (
+    OpenRun,
     check_copies,
     kept_copy,
     open_run,
@@ -75,34 +75,44 @@ def discover(
         )
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(output, data, config.mode, again=resume or overwrite)
-    name, config = data_name(data), _checked(config, folder, resume=resume)
-    held_share(data, config)
+    config, encoder = _checked(config, folder, resume=resume)
+    name = data_name(data)
+    if not (resume and folder.config.exists()):  # else its encoder's run may be another by now
+        config = replace(config, val=held_share(data, config))
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
-        config, log = replace(run.config, val=held_share(data, run.config)), run.log
+        config, log = run.config, run.log
         on_open, resumed = partial(list_bad, folder), folder if resume else None
         dataset = open_discovery_data(data, config, log.progress, on_open, resumed)
         for line in dataset.lines():
             log.info(line)
-        config = _with_left(config, dataset, log)
-        check_sizes(dataset, config)
-        config = with_encoder(config, dataset.images, log.info)
-        check_trained_layers(dataset, config, run.device)
+        config = _fitted(run, dataset, encoder)
         if overwrite:
             clear(folder)
         note_labels(folder, dataset.parts)
         if folder.summary.exists():
-            with resource_errors():
-                complete_results(run, dataset.images, name)
+            complete_results(run, dataset.images, name)
             return Run(folder)
         folder.write_settings(config, name)
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
-        with resource_errors(resumes=True):
-            _run(Pipeline(data, config, folder, run.device, log), dataset)
+        _run(Pipeline(data, config, folder, run.device, log), dataset)
     return Run(folder)
+
+
+def _fitted(
+    run: OpenRun[DiscoverConfig], dataset: DiscoveryData, encoder: Encoder | None
+) -> DiscoverConfig:
+    """Return the settings with what depends on the images decided, or refuse these."""
+    config = _with_left(run.config, dataset, run.log)
+    check_sizes(dataset, config)
+    if encoder:
+        encoder.preprocessing.applied(dataset.images)
+    config = with_encoder(config, dataset.images, run.log.info)
+    check_trained_layers(dataset, config, run.device)
+    return config
 
 
 def _with_left(config: DiscoverConfig, dataset: DiscoveryData, log: Reporter) -> DiscoverConfig:
@@ -134,8 +144,10 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     write_outcome(build_outcome(pipeline, state, methods, trials), pipeline.log)
 
 
-def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> DiscoverConfig:
-    """Return the settings, checked as far as possible without the data."""
+def _checked(
+    config: DiscoverConfig, folder: RunFolder, *, resume: bool
+) -> tuple[DiscoverConfig, Encoder | None]:
+    """Return the settings, checked as far as possible without the data, and their encoder."""
     _check_encoder(config)
     if config.accept:
         config = _next_round(config, folder, resume=resume)
@@ -146,13 +158,14 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
         )
     config = _with_options(self_contained(config))
     _check_method(config)
-    if config.encoder != "auto":
-        source = kept_copy(folder.start, config.encoder, resume=resume)
-        trust = config.trust_remote_code
-        encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
-        check_named(encoder)
-        check_layers(config.train_layers, encoder.backbone)
-    return config
+    if config.encoder == "auto":
+        return config, None
+    source = kept_copy(folder.start, config.encoder, resume=resume)
+    trust = config.trust_remote_code
+    encoder = load(source, allow_partial=config.allow_partial, trust_remote_code=trust)
+    check_named(encoder)
+    check_layers(config.train_layers, encoder.backbone)
+    return config, encoder
 
 
 def _check_encoder(config: DiscoverConfig) -> None:

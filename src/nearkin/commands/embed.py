@@ -151,10 +151,10 @@ def embed_run(
     config = self_contained(config)
     folder = run_folder(output, data, source_name(config.encoder), again=resume or overwrite)
     # First of all: an encoder that cannot be loaded leaves no folder behind.
+    if isinstance(encoder, Encoder) and encoder.details["backbone"] == CUSTOM:
+        backbone = backbone or encoder.backbone.body
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
     frozen = loaded(source, config, backbone)
-    if frozen.details["backbone"] == CUSTOM:  # what was loaded may be the encoder itself
-        backbone = backbone or frozen.backbone.body
     with open_run(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
@@ -162,17 +162,16 @@ def embed_run(
             run.log.info(line)
         split = open_logged(folder, data, run.config, run.log, resume=resume)
         config = resolved(run.config, frozen, split.images)
+        frozen.preprocessing = frozen.preprocessing.for_images(split.images)
         if overwrite:
             clear(folder)
-        frozen.preprocessing = frozen.preprocessing.for_images(split.images)
         note_data(folder, split)
         if folder.summary.exists() and (folder.report.exists() or not config.report):
             run.log.info("already complete")
         else:
-            with resource_errors():
-                config = with_precision(config, frozen, split.images, run.device, run.log)
-                folder.write_settings(config, data_name(data))
-                _write(replace(run, config=config), frozen, split, backbone)
+            config = with_precision(config, frozen, split.images, run.device, run.log)
+            folder.write_settings(config, data_name(data))
+            _write(replace(run, config=config), frozen, split, backbone)
         _tidy(folder)
     return Run(folder)
 

@@ -28,7 +28,7 @@ from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.encoders.projector import embedding_encoder
 from nearkin.encoders.sources import unknown
-from nearkin.errors import CheckpointError, DataError, OutputError, ResourceError, UsageError
+from nearkin.errors import CheckpointError, DataError, NearkinError, ResourceError, UsageError
 from nearkin.evaluation.column import ColumnTest, Values, check_values, column_test, divided
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split, evaluate_tables
@@ -261,7 +261,7 @@ def _store(
             if evaluation.column and values is not None:
                 note_column(folder, evaluation.column.column, images, values)
             folder.add_metrics(evaluation.to_dict(), chosen(protocol))
-    except (OSError, OutputError) as error:
+    except (OSError, NearkinError) as error:
         log.info(f"warning: the metrics are not stored in {folder.evaluation}: {error}")
 
 

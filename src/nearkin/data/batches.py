@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nearkin.data.cache import Cache
-from nearkin.data.channels import named, preview
+from nearkin.data.cache import Cache, check_cache
+from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, Pixels, as_image, center, crops
 from nearkin.data.images import SMALL_SIDE, Arrays, Images
 from nearkin.data.loader import prefetch, workers_that_fit
@@ -23,7 +23,7 @@ from nearkin.data.rng import uniform
 from nearkin.data.samplers import BatchSampler
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_views
 from nearkin.distributed import rows_of_rank, to_device
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import DataError
 from nearkin.types import UNLABELED, Batch
 
 SUBSTITUTE: Final = 255
@@ -219,11 +219,7 @@ class Batches:
                 f"{len(images)} images do not fill a batch of {sampler.batch_size}; "
                 "give a smaller --batch-size or more images"
             )
-        if images.channels and cache != "off":
-            raise UsageError(
-                f"--cache {cache} holds RGB of 8 bits, and images have "
-                f"{named(images.pixel_type)}; give --cache off"
-            )
+        check_cache(cache, images)
         bad, pixels = dict[int, str](), None
         dataset = ViewDataset(images, views, sampler, image_size, multiple, by_content=by_content)
         if held := dataset.held_side:

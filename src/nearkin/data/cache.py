@@ -15,6 +15,7 @@ import PIL
 from jaxtyping import Int, Int64, UInt8
 from PIL import Image, features
 
+from nearkin.data.channels import named
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images, in_bytes
 from nearkin.errors import ResourceError, UsageError
@@ -206,6 +207,15 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
         if pixels >= MIN_RATIO[place] * cached and 3 * cached <= free / 2:
             return place
     return "off"
+
+
+def check_cache(cache: str, images: Images) -> None:
+    """Refuse to cache images of other pixels than it holds."""
+    if images.channels and cache in ("ram", "disk"):
+        raise UsageError(
+            f"--cache {cache} holds RGB of 8 bits, and images have {named(images.pixel_type)}; "
+            "give --cache off"
+        )
 
 
 def free_disk() -> int:

@@ -66,6 +66,8 @@ class Split:
     num_exact: int = 0  # Images that are exact copies of others, among those that were compared
     stored: StoredSplit | None = None
     """That of the run that goes on, or of the nearest earlier one."""
+    gone: str = ""
+    """The run of the encoder, where what it has trained on cannot be known any more."""
 
     @cached_property
     def train(self) -> Images:

@@ -31,7 +31,7 @@ from nearkin.networks.backbone import build_backbone
 from nearkin.report.pages import write_page
 from nearkin.run.auto import precision_of, resolve
 from nearkin.run.data import note_undecodable
-from nearkin.run.failures import resource_errors, state_memory
+from nearkin.run.failures import state_memory
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.opening import open_run
 from nearkin.run.reporter import Logger
@@ -172,12 +172,9 @@ class Pipeline:
             stage, settings, self.data, resume=True, overwrite=False, reporter=self.log, stage=True
         ) as run:
             settings = resolve(run.config, parts.train, self.device)
-            with resource_errors(resumes=True):
-                train_encoder(
-                    stage, settings, parts, data=self.data, device=self.device, log=run.log
-                )
-                if config.report:
-                    write_page(stage, parts.images)
+            train_encoder(stage, settings, parts, data=self.data, device=self.device, log=run.log)
+            if config.report:
+                write_page(stage, parts.images)
         return load(stage.path)
 
     def _base(self, pretrained: Encoder, dataset: DiscoveryData) -> TrainConfig:

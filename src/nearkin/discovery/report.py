@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec import structs
 
+from nearkin.classifier.assignments import COLUMNS
 from nearkin.classifier.report import class_views, flag_counts, score_meaning, tiles, write_results
 from nearkin.data.notes import plain
 from nearkin.discovery.clusters import (
@@ -57,16 +58,17 @@ RELIABILITY: Final = (
 def write_outcome(outcome: Outcome, log: Logger) -> None:
     """Write all files of a finished discovery, the summary last: it marks the run complete."""
     folder, assignments = outcome.folder, outcome.assignments
-    classes = cluster_table(outcome.clusters, assignments)
-    write_csv(folder.clusters, CLUSTER_COLUMNS, classes, to_edit=True)
-    to_label = label_table(assignments, outcome.to_label[:TO_LABEL])
-    write_csv(folder.to_label, LABEL_COLUMNS, to_label, to_edit=True)
+    if not folder.assignments.exists():  # the last of the three, which the user may edit then
+        classes = cluster_table(outcome.clusters, assignments)
+        write_csv(folder.clusters, CLUSTER_COLUMNS, classes, to_edit=True)
+        to_label = label_table(assignments, outcome.to_label[:TO_LABEL])
+        write_csv(folder.to_label, LABEL_COLUMNS, to_label, to_edit=True)
+        write_csv(folder.assignments, COLUMNS, assignments.table())
     numbers = summary(outcome)
     write_results(
         folder,
         outcome.config,
         outcome.dataset.images,
-        assignments,
         _embeddings(outcome),
         build_page(outcome, numbers),
         numbers,

@@ -144,10 +144,17 @@ class ShardFolder:
         return [number for number, file in enumerate(self.files) if file not in there]
 
     def write(self, number: int, embeddings: Embeddings) -> None:
-        """Write one shard, and in it which of its images could not be read."""
+        """Write one shard, and in it which of its images could not be read.
+
+        Another process that has written it meanwhile, as the last one, removes a partial file.
+        """
         path = self.files[number]
-        with writing(path, ROOM), whole(path) as partial, partial.open("wb") as file:
-            write_parquet(file, embeddings, self.note.encoder)
+        try:
+            with writing(path, ROOM), whole(path) as partial, partial.open("wb") as file:
+                write_parquet(file, embeddings, self.note.encoder)
+        except OutputError:
+            if not path.exists():
+                raise
 
     def compute(
         self,

@@ -1,6 +1,7 @@
 """Features of images written to a file that other tools read as a table."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final
@@ -41,6 +42,8 @@ def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> N
             np.savez(file, allow_pickle=False, **columns, vector=embeddings.vectors)
         else:
             np.save(file, embeddings.vectors)
+            file.flush()
+            os.fsync(file.fileno())  # what can fail has by now: of the two, both are replaced
             text = _text(embeddings)
             rows = zip(*text.values(), strict=True)
             write_csv(path.with_suffix(".csv"), tuple(text), rows)

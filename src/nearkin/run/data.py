@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Shaped
 
 from nearkin.config import ClassifyConfig, Config, DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.data.channels import Channels
-from nearkin.data.images import Images, in_bytes
+from nearkin.data.images import BadFile, Images, in_bytes
 from nearkin.data.labels import class_names
 from nearkin.data.notes import Note, lines
 from nearkin.data.opening import column_of, open_images
@@ -145,13 +145,22 @@ def stored_split(folder: RunFolder) -> StoredSplit | None:
         return StoredSplit(tuple(row["path"] for row in rows), contents, held_out)
 
 
-def _noted(folder: RunFolder) -> tuple[str, dict[str, str], Channels | None]:
-    """Return the fingerprint, the SHA-256 of each source and the range of values of data.json."""
+class _Noted(NamedTuple):
+    """What data.json says of the images of a run."""
+
+    fingerprint: str
+    sources: dict[str, str]  # The SHA-256 of each
+    channels: Channels | None
+    gone: str  # See `Split.gone`
+
+
+def _noted(folder: RunFolder) -> _Noted:
     with usable(folder.data, ANEW):
         noted = json.loads(folder.data.read_text(encoding="utf-8"))
         sources = {kind: str(file["sha256"]) for kind, file in noted["sources"].items()}
         ranges = {name: tuple(each) for name, each in noted.get("channels", {}).items()}
-        return str(noted["fingerprint"]), sources, Channels(**ranges) if ranges else None
+        channels = Channels(**ranges) if ranges else None
+        return _Noted(str(noted["fingerprint"]), sources, channels, str(noted.get("gone", "")))
 
 
 def ignored_values(data: Any, config: TrainConfig, split: Split) -> Values | None:
@@ -213,6 +222,11 @@ def note_data(
     """
     images = split.images
     if not folder.data.exists():
+        if folder.config.exists():  # which is written later
+            raise CheckpointError(
+                f"{folder.path} has a run but no {folder.data.name}, which says what it "
+                "has trained on; bring it back, or start anew in another -o"
+            )
         ids = (f"{content:016x}" for content in images.contents.tolist())
         columns: dict[str, Iterable[object]] = {
             "path": images.names,
@@ -226,10 +240,11 @@ def note_data(
         counts = {"train": len(split.train), "test": len(split.test)}
         new: dict[str, Any] = {**counts, "fingerprint": split.fingerprint}
         new |= {"channels": asdict(images.channels)} if images.channels else {}
+        new |= {"gone": split.gone} if split.gone else {}
         write_bad_files(folder.bad_files, images, {})
         replace_text(folder.data, json.dumps({**new, "sources": sources or {}}) + "\n")
         return []
-    fingerprint, used, _ = _noted(folder)
+    fingerprint, used, *_ = _noted(folder)
     if fingerprint != split.fingerprint:
         noted = replace(split, stored=stored_split(folder))  # that of a stage is another
         changes = changed_data(noted) or f"{folder.images} was edited"
@@ -283,7 +298,7 @@ def noted_channels(folder: RunFolder, images: Images) -> Images:
     """Return the same images in the range that the run was started with, if it has been."""
     if images.channels is None or not folder.data.exists():
         return images
-    return replace(images, channels=_noted(folder)[2])
+    return replace(images, channels=_noted(folder).channels)
 
 
 def noted_images(folder: RunFolder, images: Images) -> Images:
@@ -306,17 +321,21 @@ def note_labels(
     ignored: Values | None = None,
 ) -> list[str]:
     """Note the images and labels of a run, or refuse others than those noted; see `note_data`."""
-    digest = hashlib.sha256()
-    for label in class_names(split.images):
-        digest.update(in_bytes(label) + b"\0")
-    own = {"file": "the labels", "sha256": digest.hexdigest()}
-    warnings = note_data(folder, split, {**(sources or {}), "labels": own}, ignored)
-    if _noted(folder)[1].get("labels", own["sha256"]) != own["sha256"]:
-        raise CheckpointError(
-            "the labels have changed since the run was started; bring them back, or start anew "
-            "with --overwrite"
-        )
+    own = {"labels": class_names(split.images), "groups": split.images.group_names}
+    files = {kind: {"file": f"the {kind}", "sha256": _digest(own[kind])} for kind in own}
+    warnings = note_data(folder, split, {**(sources or {}), **files}, ignored)
+    noted = _noted(folder).sources
+    for kind, file in files.items():
+        if noted.get(kind, file["sha256"]) != file["sha256"]:
+            raise CheckpointError(
+                f"the {kind} have changed since the run was started; bring them back, or start "
+                "anew with --overwrite"
+            )
     return warnings
+
+
+def _digest(names: Iterable[str]) -> str:
+    return hashlib.sha256(b"".join(in_bytes(name) + b"\0" for name in names)).hexdigest()
 
 
 def hold_out(
@@ -331,17 +350,21 @@ def hold_out(
     trained on which this one starts from. Where the data name a test part, the split of a run
     whose encoder was not trained there says nothing. A training on all images scores none.
     """
+    own = stored_split(resumed) if resumed else None
+    if resumed and own:
+        images = _without_listed(images, resumed, own)
     named = has_test_split(images)
     runs = _origins(config) if named or config.val or not isinstance(config, TrainConfig) else []
-    own = stored_split(resumed) if resumed else None
     earlier = [*map(stored_split, (run for run in runs if not (named and run.is_frozen)))]
-    gone = [run.path for run in runs if not (own or run.data.exists())]
+    gone = next((str(run.path) for run in runs if not run.data.exists()), "")
+    noted = own.parts(images) if own else np.full(len(images), NEW)
+    if resumed and own and (noted != NEW).all():
+        gone = _noted(resumed).gone
     if gone:
-        text = f"a new split: {gone[0]}, which the encoder was loaded from, is gone with its own"
+        text = f"a new split: {gone}, which the encoder was loaded from, is gone with its own"
         images = images.noted(Note("substituted", text, len(images)))
     part = stored_parts(earlier, images)
     if resumed and own and not (named and resumed.is_frozen):
-        noted = own.parts(images)
         part = np.where(noted == NEW, part, noted)
     chooses = isinstance(config, DiscoverConfig | ClassifyConfig)
     split = split_images(images, _share(config), config.seed, on_progress, part, chooses=chooses)
@@ -350,7 +373,28 @@ def hold_out(
             "an earlier run has trained on all test images that the data name, so none is left to "
             "score; give other test images, or an encoder that was not trained on them"
         )
-    return replace(split, stored=own or next(filter(None, earlier), None))
+    return replace(split, stored=own or next(filter(None, earlier), None), gone=gone)
+
+
+def _without_listed(images: Images, run: RunFolder, own: StoredSplit) -> Images:
+    """Return the images of a run that goes on without files that it could not read at its start.
+
+    They may be readable by now; what it has begun is without them.
+    """
+    names = {*own.names}
+    if not run.bad_files.exists() or not names <= {*images.names}:
+        return images
+    with usable(run.bad_files, f"put it back, or {ANEW}"):
+        listed = {row["path"]: row for row in read_csv(run.bad_files)}
+    is_late = np.array([name in listed and name not in names for name in images.names], np.bool_)
+    late = [listed[images.names[row]] for row in np.flatnonzero(is_late).tolist()]
+    if not late:
+        return images
+    bad = (BadFile(row["path"], row["reason"], int(row["bytes"] or 0)) for row in late)
+    text = f"{count(len(late), 'image')} that could not be read when the run was started"
+    note = Note("left out", text, len(late), tuple(row["path"] for row in late[:3]))
+    left = images.subset(np.flatnonzero(~is_late)).noted(note)
+    return replace(left, bad=(*images.bad, *bad))
 
 
 def learnable(split: Split) -> Split:
@@ -447,9 +491,14 @@ def held_out_by(encoder: str, images: Images) -> Bool[np.ndarray, " images"]:
 
 
 def _named(config: Config) -> Iterator[RunFolder]:
-    """Yield the runs that settings name: the accepted one, and those of encoder and teacher."""
+    """Yield the runs that settings name: the accepted one, and those of encoder and teacher.
+
+    A path at which nothing is any more may have been one.
+    """
     for encoder in (getattr(config, name, "") for name in ("accept", "encoder", "teacher")):
-        found = _ORIGINS.get(encoder) or origin_of(encoder)
+        found, path = _ORIGINS.get(encoder) or origin_of(encoder), Path(encoder)
+        if not found and path.is_absolute() and not path.exists():
+            found = path  # which is gone
         if found and encoder != "auto":
             yield RunFolder(found)
 

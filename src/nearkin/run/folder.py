@@ -299,10 +299,16 @@ def data_name(data: Any) -> str:
 
 
 def clear(run: RunFolder) -> None:
-    """Remove what an earlier run made, and nothing else: the folder may hold other things."""
-    for file in cleared(run):
+    """Remove what an earlier run made, and nothing else: the folder may hold other things.
+
+    The record of its data goes last: what a killed process leaves is not taken for a new run.
+    """
+    last = run.data, run.images
+    for file in cleared(run) - {*last}:
         file.unlink()
     shutil.rmtree(run.path / STAGES, ignore_errors=True)
+    for file in last:
+        file.unlink(missing_ok=True)
 
 
 def cleared(run: RunFolder) -> set[Path]:

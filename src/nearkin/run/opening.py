@@ -20,6 +20,7 @@ from nearkin.files import remove_partial, writing
 from nearkin.methods import method_class
 from nearkin.places import user_path
 from nearkin.run.copies import check_destination
+from nearkin.run.failures import resource_errors
 from nearkin.run.folder import KINDS, STAGES, RunFolder, clear, cleared, data_name
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.toml import continued
@@ -83,6 +84,7 @@ def open_run(
     Raises:
         OutputError: If the folder cannot be written, is in use, or is not empty and neither
             `resume` nor `overwrite` is set.
+        ResourceError: If memory or disk runs out while it is open; see `resource_errors`.
         UsageError: If the run would replace what it takes, or goes on with other settings.
     """
     if resume and overwrite:
@@ -93,7 +95,7 @@ def open_run(
         folder.path.mkdir(parents=True, exist_ok=True)
         if not folder.marker.exists():  # which would be left there, and hide a folder of images
             _check_free(folder, resume=resume, overwrite=overwrite)
-    with requests_to_save_ignored(), folder.locked():
+    with requests_to_save_ignored(), folder.locked(), resource_errors(resumes=True):
         was_empty = not folder.is_occupied
         _check_free(folder, resume=resume, overwrite=overwrite)
         _prepare(folder)

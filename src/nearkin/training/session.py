@@ -10,16 +10,19 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
+from nearkin.data.cache import check_cache
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import BatchSampler, RandomBatchSampler
 from nearkin.data.split import Split
+from nearkin.data.views import View
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
 from nearkin.encoders.origin import without_folder
@@ -61,7 +64,7 @@ from nearkin.training.fit import Lead, fit
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_overhead, with_epochs
 from nearkin.training.start import load_for, starting_backbone, write_start
-from nearkin.training.teacher import distilled_origin, open_teacher, parts_of
+from nearkin.training.teacher import distilled_origin, open_teacher, parts_of, read_teacher
 
 TAKEN_OVER: Final = ("pooling", "origin", "fine_tuned")
 """Details that a trained encoder has from its start; its license is part of the origin."""
@@ -194,23 +197,20 @@ def build(
     ignores, if any. A teacher's features are not yet in the batches; see `parts_of`.
     """
     method, images = _method(config, images, network, teacher, folder)
-    known, body = known_classes(config), method.backbone.body
+    views, labels = _views_and_labels(config, images, method)
+    body = method.backbone.body
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
     batches = Batches.of(
         images,
-        views_of(
-            config.augment,
-            kinds_of_views(config),
-            more=method.more_views and not config.num_views,
-        ),
+        views,
         image_size=int(config.image_size),
         sampler=sampler_for(config, len(images), folder),
         device=device,
         workers=int(config.workers),
         cache=config.cache,
-        labels=labels_of(known, images) if known else None,  # others never meet one
+        labels=labels,
         multiple=patch_size(body),
     )
     sizes = {size for side in view_sides(config) for size in batches.resized(side).sizes}
@@ -220,9 +220,20 @@ def build(
 
 
 def check_networks(config: TrainConfig, images: Images, network: nn.Module | None) -> None:
-    """Refuse a teacher, a backbone or a method that cannot be built."""
-    teacher = load_for(config, config.teacher) if config.teacher else None
-    _method(config, images, network, teacher, None)
+    """Refuse what `build` does before it reads images, and a teacher that does not fit."""
+    teacher = read_teacher(config, images) if config.teacher else None
+    method, images = _method(config, images, network, teacher, None)
+    _views_and_labels(config, images, method)
+    check_cache(config.cache, images)
+
+
+def _views_and_labels(
+    config: TrainConfig, images: Images, method: Method[Any]
+) -> tuple[tuple[View, ...], Int64[np.ndarray, " images"] | None]:
+    """Return the views that a method takes, and the labels, which most methods never meet."""
+    more, known = method.more_views and not config.num_views, known_classes(config)
+    views = views_of(config.augment, kinds_of_views(config), more=more)
+    return views, labels_of(known, images) if known else None
 
 
 def _method(

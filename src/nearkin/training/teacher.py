@@ -68,6 +68,17 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
         copy = load_for(config, folder.teacher)
         if copy.details.get("named") == config.teacher:
             return copy
+    teacher = read_teacher(config, images)
+    details = {**teacher.details, "named": config.teacher}
+    write_encoder(folder.teacher, teacher.backbone, details, teacher.preprocessing)
+    return load(folder.teacher, trust_remote_code=True)  # the same one, as written
+
+
+def read_teacher(config: TrainConfig, images: Images) -> Encoder:
+    """Load the encoder to learn from, in the range of these images, from its source.
+
+    Raises what `open_teacher` does.
+    """
     size, free = weight_bytes(config.teacher), free_memory()
     if 0 < free < 2 * size:  # the file, and the network that it is copied into
         raise ResourceError(
@@ -75,10 +86,8 @@ def open_teacher(folder: RunFolder, config: TrainConfig, images: Images) -> Enco
             f"as much, and {free / 1e6:,.0f} MB of memory are free; give a smaller one"
         )
     teacher = load_for(config, config.teacher)
-    details = {**teacher.details, "named": config.teacher}
-    view = teacher.preprocessing.for_images(images)
-    write_encoder(folder.teacher, teacher.backbone, details, view)
-    return load(folder.teacher, trust_remote_code=True)  # the same one, as written
+    teacher.preprocessing = teacher.preprocessing.for_images(images)
+    return teacher
 
 
 def distilled_origin(

@@ -13,9 +13,9 @@ const filterInput = () => state.filter.trim().normalize().toLowerCase();
    no number. Its ends are rounded as the numbers are. */
 function shows(coloring, i) {
   if (hasClasses(coloring)) return !coloring.hidden.has(classOf(i, coloring));
-  const [low, high] = coloring.range.map(Math.fround); // as the values are
+  const [low, high] = coloring.range.map(Math.fround);
   const number = coloring.values[i];
-  return !Number.isNaN(number) && !(number < Math.fround(low)) && !(number > Math.fround(high));
+  return !Number.isNaN(number) && !(number < low) && !(number > high);
 }
 
 /* All filters together: the text, and what is hidden in each coloring. Where that changes nothing,
