@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -20,6 +20,9 @@ from nearkin.pace import count
 
 STAGED: Final = 2**16
 """Bytes that CUDA copies at once. A larger tensor has to be pinned for an asynchronous copy."""
+
+AUTOCAST: Final = ("cpu", "cuda", "mps")
+"""Devices on which a caller may have switched autocast on."""
 
 LITTLE: Final = 2**19
 """Values of a matrix up to which two threads multiply it hardly faster than one.
@@ -51,6 +54,26 @@ def choose_device(name: str) -> torch.device:
         if device.index is not None:
             torch.cuda.set_device(device)
     return device
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Compute as torch does where nothing has been set, in a `with` block; then as before.
+
+    Callers may have switched gradients off, autocast on, or another type or device of new tensors.
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(mode=False))  # gradients are on again, too
+            for kind in AUTOCAST:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if device.type != "cpu":  # a device that is set slows each operation a little
+                stack.enter_context(torch.device("cpu"))
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def check_gpus(device: torch.device, devices: int) -> None:

@@ -23,6 +23,7 @@ from nearkin.data.channels import stored_channels
 from nearkin.data.decode import BadImage, Pixels, is_deep, rgb_pixels
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
+from nearkin.distributed.devices import torch_defaults
 from nearkin.encoders import folders, sources
 from nearkin.encoders.checkpoints import SIZE
 from nearkin.encoders.origin import is_folder, origin_lines, weights_among
@@ -255,6 +256,7 @@ def _in_memory(name: str) -> Encoder:
     return _OBJECTS[name]
 
 
+@torch_defaults()
 def load(
     source: str | os.PathLike[str],
     *,
