@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+import subprocess
+import sys
 
 import builders
 import numpy as np
@@ -144,6 +146,17 @@ def test_progress_goes_to_the_logger_unless_it_is_unwanted(encoder, digits_file,
     caplog.clear()
     nearkin.embed(encoder, digits_file, workers=0, verbose=False)
     assert caplog.records == []
+
+
+def test_a_line_comes_once_when_logging_is_configured_later():
+    program = (
+        "import logging; from nearkin.run.reporter import Logged; Logged().info('one'); "
+        "logging.basicConfig(level=logging.INFO); Logged().info('two'); "
+        "logging.getLogger('nearkin').setLevel(logging.ERROR); Logged().info('three')"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "one\nINFO:nearkin:two\n"
 
 
 def test_errors_speak_the_language_of_who_asked():
