@@ -45,6 +45,9 @@ def test_an_encoder_gives_what_its_name_gives_until_its_weights_change(
     named = nearkin.embed(trained_run, digits_file, **QUIET)
     np.testing.assert_array_equal(features.vectors, named.vectors)
     assert features.encoder == named.encoder == encoder.digest
+    double = nearkin.embed(nearkin.load(trained_run).double(), digits_file, **QUIET)
+    np.testing.assert_array_equal(double.vectors, named.vectors)
+    assert double.encoder == encoder.digest
     changed = nearkin.load(trained_run)
     with torch.no_grad():
         for weight in changed.parameters():

@@ -288,7 +288,8 @@ def load(
         name = str(user_path(name))
     image_size = check_value("image_size", image_size, AutoImageSize)
     if name.startswith(OBJECT):
-        encoder = copy.deepcopy(_in_memory(name))  # which nothing that is done with it changes
+        # A copy, as what is done with it must change nothing.
+        encoder = copy.deepcopy(_in_memory(name)).to("cpu", torch.float32)
     elif is_own(name):
         encoder = _of_run(name, backbone, trust_remote_code=trust_remote_code)
     else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import groupby, pairwise
+from threading import get_ident
 from typing import Any, Final, TypeVar
 
 import torch
@@ -331,8 +332,17 @@ def eval_mode(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(modules: Iterable[nn.Module], hook: Callable[..., None]) -> Iterator[None]:
-    """Call a function with the inputs and output of each of these modules in a `with` block."""
-    handles = [module.register_forward_hook(hook) for module in modules]
+    """Call a function with the inputs and output of each of these modules in a `with` block.
+
+    Other threads may run the same network meanwhile; what they compute is not passed.
+    """
+    caller = get_ident()
+
+    def own(*passed: Any) -> None:
+        if torch.compiler.is_compiling() or get_ident() == caller:
+            hook(*passed)
+
+    handles = [module.register_forward_hook(own) for module in modules]
     try:
         yield
     finally:
