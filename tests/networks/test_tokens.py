@@ -68,12 +68,12 @@ class Meeting(nn.Module):
 
 
 def test_tokens_are_those_of_the_images_that_were_given_whatever_other_threads_compute():
-    parts = Meeting(), nn.Conv2d(3, 4, 3), Meeting(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    parts = Meeting(), nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), Meeting(), nn.Flatten()
     network = TokenFeatures(Backbone(nn.Sequential(*parts), 4), 8)
     images = [torch.full((1, 3, 8, 8), value) for value in (0.0, 1.0)]
     with torch.no_grad():
         expected = [*map(network, images)]
-        for part in (parts[0], parts[2]):
+        for part in (parts[0], parts[3]):
             part.barrier = Barrier(2)
         with ThreadPoolExecutor(2) as pool:
             found = pool.map(torch.no_grad()(network), images)
