@@ -80,7 +80,9 @@ def test_a_run_has_its_encoder_its_numbers_and_its_classes(classified, encoder, 
     assert accuracy["value"] == classified.summary["metrics"]["classifier"]["accuracy"]["value"]
     assert "accuracy" in str(classified)
     rows = {row["path"]: row["cluster"] for row in classified.assignments.rows}
+    drawn = torch.get_rng_state()
     predicted = classified.predict(digits_file, **QUIET)
+    assert torch.equal(torch.get_rng_state(), drawn)
     again = {row["path"]: row["cluster"] for row in predicted.records()}
     assert rows.items() <= again.items()
     with pytest.raises(UsageError, match="has no report"):

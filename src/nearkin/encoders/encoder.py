@@ -300,8 +300,7 @@ def load(
 
 def _of_library(name: str, image_size: int | Auto, *, allow_partial: bool) -> Encoder:
     size = None if image_size == "auto" else image_size
-    with torch.random.fork_rng(devices=[]):
-        found = sources.load(name, image_size=size, allow_partial=allow_partial)
+    found = sources.load(name, image_size=size, allow_partial=allow_partial)
     backbone, view = str(found.details["backbone"]), found.preprocessing
     check_patches(found.body, view.image_size, backbone)
     network = as_backbone(found.body, view.image_size, name=backbone)

@@ -196,7 +196,8 @@ def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Ten
     def run(rows: Tensor, seed: int | None) -> Tensor:
         with torch.random.fork_rng(devices, enabled=seed is not None):
             if seed is not None:
-                torch.manual_seed(seed)
+                # On a CPU it would seed the generators of GPUs, which are not restored.
+                (torch.manual_seed if devices else torch.default_generator.manual_seed)(seed)
             return network(rows)
 
     with accumulate_statistics(branch):
