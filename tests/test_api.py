@@ -3,6 +3,8 @@
 import inspect
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +48,11 @@ def test_every_name_of_the_package_is_there_and_no_other():
     assert all(hasattr(nearkin, name) for name in dir(nearkin))
     with pytest.raises(AttributeError, match="nearkin has no trian"):
         nearkin.trian  # noqa: B018
+
+
+def test_every_module_is_there_before_another_is_used():
+    names = "errors.UsageError, nearkin.method.Method, nearkin.schema.Dim, nearkin.types.Step"
+    subprocess.run([sys.executable, "-c", f"import nearkin; nearkin.{names}"], check=True)
 
 
 NAMES = Path(__file__).with_name("public_api.txt")

@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+import subprocess
+import sys
 
 import builders
 import numpy as np
@@ -43,6 +45,9 @@ def test_an_encoder_gives_what_its_name_gives_until_its_weights_change(
     named = nearkin.embed(trained_run, digits_file, **QUIET)
     np.testing.assert_array_equal(features.vectors, named.vectors)
     assert features.encoder == named.encoder == encoder.digest
+    double = nearkin.embed(nearkin.load(trained_run).double(), digits_file, **QUIET)
+    np.testing.assert_array_equal(double.vectors, named.vectors)
+    assert double.encoder == encoder.digest
     changed = nearkin.load(trained_run)
     with torch.no_grad():
         for weight in changed.parameters():
@@ -75,7 +80,9 @@ def test_a_run_has_its_encoder_its_numbers_and_its_classes(classified, encoder, 
     assert accuracy["value"] == classified.summary["metrics"]["classifier"]["accuracy"]["value"]
     assert "accuracy" in str(classified)
     rows = {row["path"]: row["cluster"] for row in classified.assignments.rows}
+    drawn = torch.get_rng_state()
     predicted = classified.predict(digits_file, **QUIET)
+    assert torch.equal(torch.get_rng_state(), drawn)
     again = {row["path"]: row["cluster"] for row in predicted.records()}
     assert rows.items() <= again.items()
     with pytest.raises(UsageError, match="has no report"):
@@ -144,6 +151,17 @@ def test_progress_goes_to_the_logger_unless_it_is_unwanted(encoder, digits_file,
     caplog.clear()
     nearkin.embed(encoder, digits_file, workers=0, verbose=False)
     assert caplog.records == []
+
+
+def test_a_line_comes_once_when_logging_is_configured_later():
+    program = (
+        "import logging; from nearkin.run.reporter import Logged; Logged().info('one'); "
+        "logging.basicConfig(level=logging.INFO); Logged().info('two'); "
+        "logging.getLogger('nearkin').setLevel(logging.ERROR); Logged().info('three')"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "one\nINFO:nearkin:two\n"
 
 
 def test_errors_speak_the_language_of_who_asked():

@@ -6,6 +6,7 @@ import tomllib
 
 import numpy as np
 import pytest
+import torch
 from builders import digit_pixels, write_network
 from discoveries import rows, save
 from processes import environment
@@ -129,7 +130,8 @@ def test_a_pretrained_encoder_gives_the_features_that_embed_gives(digits, tmp_pa
     images = np.uint8(15 * digits[0]).reshape(-1, 8, 8)
     expected = nearkin.embed(file, images, workers=0, device="cpu", verbose=False)
     for encoder in (str(file), file, nearkin.load(file)):
-        found = clone(PretrainedEncoder(encoder, device="cpu")).fit_transform(images)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = clone(PretrainedEncoder(encoder, device="cpu")).fit_transform(images)
         np.testing.assert_array_equal(found, expected.vectors)
 
 

@@ -74,6 +74,25 @@ def test_the_views_of_an_index_are_those_of_a_run():
     for epoch, batch in zip((0, 0, 1), batches.load(0, 3), strict=True):
         pixels = tensors(arrays)[batch.index]
         assert equal(transform(pixels, index=batch.index, seed=5, epoch=epoch), batch.views)
+        drawn = {"seed": np.int64(5), "epoch": np.uint8(epoch)}
+        assert equal(transform(pixels, index=batch.index, **drawn), batch.views)
+
+
+def test_the_default_type_of_torch_changes_no_view():
+    pixels, transform = tensors(samples()), ViewTransform("simclr", size=24)
+    expected = transform(pixels, index=range(len(pixels)))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert equal(transform(pixels, index=range(len(pixels))), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.needs("cuda")
+def test_images_and_indices_may_be_on_a_device():
+    pixels, transform = tensors(samples()).cuda(), ViewTransform("simclr", size=24)
+    index = torch.arange(len(pixels))
+    assert equal(transform(pixels, index=index.cuda()), transform(pixels, index=index))
 
 
 def test_without_an_index_torchs_generator_decides():

@@ -17,15 +17,19 @@ from nearkin.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from nearkin import data as data
+    from nearkin import errors as errors
     from nearkin import evaluation as evaluation
     from nearkin import memory as memory
+    from nearkin import method as method
     from nearkin import methods as methods
     from nearkin import networks as networks
     from nearkin import objectives as objectives
+    from nearkin import schema as schema
     from nearkin import sklearn as sklearn
     from nearkin import testing as testing
     from nearkin import training as training
     from nearkin import transforms as transforms
+    from nearkin import types as types
     from nearkin.commands.audit import audit as audit
     from nearkin.commands.check import check as check
     from nearkin.commands.classify import classify as classify
@@ -61,8 +65,8 @@ if TYPE_CHECKING:
     from nearkin.method import Method as Method
 
 _MODULES = (
-    "data", "evaluation", "memory", "methods", "networks", "objectives", "sklearn", "testing",
-    "training", "transforms",
+    "data", "errors", "evaluation", "memory", "method", "methods", "networks", "objectives",
+    "schema", "sklearn", "testing", "training", "transforms", "types",
 )  # fmt: skip
 _COMMANDS = (
     "audit", "check", "classify", "compare", "demo", "discover", "doctor", "duplicates", "embed",

@@ -115,6 +115,8 @@ def _plain(value: Any) -> Any:
     """A value as files hold it, alone, in a list or a table: of NumPy, a path, a duration."""
     if hasattr(value, "tolist"):
         return value.tolist()
+    if isinstance(value, set | frozenset):  # whose order is another in each process
+        return sorted(map(_plain, value), key=str)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, timedelta):

@@ -24,7 +24,7 @@ from nearkin.data.arrays import ImageList, are_paths
 from nearkin.data.images import Images
 from nearkin.data.labels import Row, class_of, composed
 from nearkin.data.opening import open_images
-from nearkin.distributed import available_cpus, choose_device
+from nearkin.distributed import available_cpus, choose_device, torch_defaults
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.encoders.inference import inference
 from nearkin.errors import DataError
@@ -44,9 +44,11 @@ class _ImagesError(DataError, ValueError):
 
 
 @contextmanager
-def _as_value_error() -> Iterator[None]:
+def _estimating() -> Iterator[None]:
+    """Compute as a command does; images that cannot be used are a `ValueError`."""
     try:
-        yield
+        with torch_defaults():
+            yield
     except DataError as error:
         raise _ImagesError(str(error)) from error
 
@@ -61,7 +63,7 @@ class _ImageEncoder(
     encoder_: Encoder
     device: str
 
-    @_as_value_error()
+    @_estimating()
     def transform(self, X: Any) -> Float32[np.ndarray, "n features"]:
         """Return the features of images, a unit vector for each.
 
@@ -143,7 +145,7 @@ class SelfSupervisedEncoder(_ImageEncoder):
     device: str = "auto"
     random_state: int | np.random.RandomState | None = None
 
-    @_as_value_error()
+    @_estimating()
     def fit(self, X: Any, y: Any = None) -> "SelfSupervisedEncoder":
         """Train an encoder; labels are ignored.
 
@@ -191,7 +193,7 @@ class PretrainedEncoder(_ImageEncoder):
     image_shape: Sequence[int] | None = None
     device: str = "auto"
 
-    @_as_value_error()
+    @_estimating()
     def fit(self, X: Any, y: Any = None) -> "PretrainedEncoder":
         """Load the encoder, and take the range of the numbers of images; nothing is learned.
 
@@ -247,7 +249,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
     device: str = "auto"
     random_state: int | np.random.RandomState | None = None
 
-    @_as_value_error()
+    @_estimating()
     def fit(self, X: Any, y: Any) -> "NovelClassDiscovery":
         """Find novel classes among the images whose label is -1.
 
@@ -288,7 +290,7 @@ class NovelClassDiscovery(BaseEstimator):  # type: ignore[misc]
         self.labels_ = self.classes_[numbers]
         return self
 
-    @_as_value_error()
+    @_estimating()
     def predict(self, X: Any) -> Any:
         """Return the most probable class of each image, known or novel.
 

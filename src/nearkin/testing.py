@@ -111,7 +111,7 @@ class _Subject:
 
     def build(self, seed: int = 1) -> Method[Any]:
         """Return the method around a tiny convolutional network."""
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         body = nn.Sequential(
             nn.Conv2d(3, 12, 3, padding=1),
             nn.BatchNorm2d(12),
@@ -141,7 +141,7 @@ class _Subject:
     def forward(self, method: Method[Any], batch: Batch | None = None) -> Step[Any]:
         """Run a forward pass in the middle of a training."""
         normalize_in_groups(method, groups=1)
-        torch.manual_seed(2)
+        torch.default_generator.manual_seed(2)
         step: Step[Any] = method.train()(self.batch(0) if batch is None else batch, 0.5)
         return step
 
@@ -289,7 +289,7 @@ def _randomness(subject: _Subject) -> Problems:
     states = []
     for seed in (5, 6):
         method = subject.build()
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
         subject.train(method, until=3)

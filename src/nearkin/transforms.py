@@ -89,6 +89,7 @@ class ViewTransform:
             TypeError: If this is no image, or its values are of the wrong type.
             ValueError: If a shape, a value or the number of indices does not fit.
         """
+        index = index.cpu() if isinstance(index, Tensor) else index
         single = not isinstance(images, list | tuple) and getattr(images, "ndim", 0) != 4
         batch = _batch([images] if single else images)  # type: ignore[list-item, arg-type]
         if index is None:

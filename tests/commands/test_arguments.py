@@ -1,6 +1,7 @@
 """Arguments of commands from Python: checked by their types, as the command line checks options."""
 
 import inspect
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -8,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import encoded, fill
+from builders import encoded, fill, pixels, write_network
 from nearkin_command import run
 
 import nearkin
-from nearkin.commands.arguments import given
+from nearkin.commands.arguments import command, given
 from nearkin.config import DiscoverConfig, TrainConfig, excluded
 from nearkin.data.opening import open_images
 from nearkin.distributed import check_gpus
@@ -43,6 +44,44 @@ def test_every_command_checks_its_arguments():
     names = [*nearkin._COMMANDS, "embed_run", "embed_shards", "rank", "describe_method"]
     for name in names:
         assert inspect.unwrap(getattr(nearkin, name)) is not getattr(nearkin, name), name
+
+
+def torch_modes():
+    grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    return grad, autocast, torch.zeros(()).dtype, torch.zeros(()).device.type
+
+
+@contextmanager
+def default_dtype(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: default_dtype(torch.float64),
+        lambda: torch.device("meta"),
+    ],
+)
+def test_what_the_caller_has_set_in_torch_changes_nothing(mode, tmp_path):
+    file, images = write_network(tmp_path / "encoder.safetensors"), pixels(4, 16)
+    expected, outside = nearkin.embed(file, images, **QUIET), torch_modes()
+    with mode():
+        before = torch_modes()
+        assert before != outside
+        assert command(torch_modes)() == outside
+        found = nearkin.embed(nearkin.load(file), images, **QUIET)
+        assert torch_modes() == before
+    np.testing.assert_array_equal(found.vectors, expected.vectors)
+    assert found.encoder == expected.encoder
+    assert torch_modes() == outside
 
 
 @pytest.mark.parametrize(

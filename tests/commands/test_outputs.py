@@ -9,9 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from builders import contents, fill, write_files
+from builders import contents, fill, pixels, write_files, write_network
 from nearkin_command import run
 
+from nearkin.commands.embed import embed_run
 from nearkin.commands.sources import write_rows
 from nearkin.errors import OutputError
 from nearkin.evaluation.embeddings import Embeddings
@@ -265,6 +266,18 @@ def test_files_are_replaced_on_request(tmp_path, monkeypatch, photos):
     assert run("duplicates", "photos", "-o", "old.csv", "--page", "old.html", "--overwrite") == 0
     assert (tmp_path / "old.csv").read_text().startswith("path,")
     assert "<html" in (tmp_path / "old.html").read_text()
+
+
+def test_a_run_of_arrays_is_replaced_by_one_of_the_same_images_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    encoder = write_network(tmp_path / "encoder.safetensors")
+    images = pixels(8, 16)
+    parts = images[:4], images[4:], images[:3], list(images[4:])
+    runs = [
+        embed_run(encoder, part, overwrite=True, report=False, workers=0, verbose=False).path.name
+        for part in parts
+    ]
+    assert runs == [runs[0], f"{runs[0]}-2"] * 2
 
 
 def test_a_run_on_a_built_in_set_is_of_it_whatever_folder_has_its_name(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 
 import loaders
 import pytest
@@ -86,6 +87,23 @@ def test_without_enough_shared_memory_this_process_loads_and_says_so():
     )
     with pytest.raises(WorkerError, match="enlarge /dev/shm"), resource_errors(4, resumes=True):
         raise error
+
+
+def test_a_daemonic_process_which_may_start_none_loads_by_itself(photographs, alone):
+
+    def load():
+        sys.exit(not all(map(same, batches(photographs, 2).load(0, STEPS), alone)))
+
+    worker = multiprocessing.get_context("fork").Process(target=load, daemon=True)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+
+
+def test_a_handler_that_is_not_of_python_is_not_put_back(photographs, alone, monkeypatch):
+    """As within other programs that embed Python."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    assert all(map(same, batches(photographs, 1).load(0, STEPS), alone))
 
 
 def test_only_workers_of_its_own_are_replaced(photographs):

@@ -256,6 +256,8 @@ def test_a_process_that_cannot_start_is_told(data, tmp_path):
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert "WorkerError: process 1 of this training was ended by exit code 1" in last
+    assert "train is called while a process of an earlier call imports this script" in done.stderr
+    assert not (tmp_path / "run-2").exists()
 
 
 @pytest.mark.slow

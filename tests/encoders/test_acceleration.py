@@ -40,6 +40,19 @@ def test_features_are_the_same_without_norms(build, left):
     assert all(torch.equal(before[name], t) for name, t in network.state_dict().items())
 
 
+def test_a_network_that_other_threads_run_or_copy_meanwhile_has_no_hooks():
+    hooks = []
+
+    class Look(nn.Module):
+        def forward(self, images):
+            hooks.extend(hook for m in network.modules() for hook in m._forward_hooks.values())
+            return images
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Look(), nn.Flatten())
+    assert fold_batch_norms(varied(network, 64), IMAGES) is not network
+    assert not hooks
+
+
 class Twice(nn.Module):
     """Takes the output of a convolution before its norm as well, or one norm after each of two."""
 

@@ -1,11 +1,15 @@
 """Features of places in an image, and what pools them."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import torch
 from torch import nn
 
 from nearkin.data.rng import seeded
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Backbone
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 
 
@@ -50,3 +54,27 @@ def test_pooled_tokens_are_the_features(name, size, num_tokens, pooled):
     if pooled:
         rebuilt = tokens.mean(dim=1) if pooled == "mean" else tokens[:, 0]
         torch.testing.assert_close(rebuilt, features, atol=1e-5, rtol=1e-4)
+
+
+class Meeting(nn.Module):
+    """Where two threads wait for each other, once they are to meet."""
+
+    barrier = None
+
+    def forward(self, images):
+        if self.barrier:
+            self.barrier.wait(timeout=60)
+        return images
+
+
+def test_tokens_are_those_of_the_images_that_were_given_whatever_other_threads_compute():
+    parts = Meeting(), nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), Meeting(), nn.Flatten()
+    network = TokenFeatures(Backbone(nn.Sequential(*parts), 4), 8)
+    images = [torch.full((1, 3, 8, 8), value) for value in (0.0, 1.0)]
+    with torch.no_grad():
+        expected = [*map(network, images)]
+        for part in (parts[0], parts[3]):
+            part.barrier = Barrier(2)
+        with ThreadPoolExecutor(2) as pool:
+            found = pool.map(torch.no_grad()(network), images)
+    assert all(map(torch.equal, found, expected))

@@ -254,6 +254,16 @@ EVERY = {
 every_form = pytest.mark.parametrize("loss", EVERY.values(), ids=EVERY)
 
 
+@pytest.mark.parametrize("rows", [20, 300])
+def test_a_temperature_may_learn_in_a_batch_of_any_size(rows):
+    a, b, queue = units(rows, rows, 2000)
+    t = torch.tensor(0.1)
+    for loss, plain in [(in_batch, plain_in_batch), (nt_xent, plain_nt_xent)]:
+        compare(loss, plain, [a, b, t])
+    forms = (lambda a, b, t, f=f: f(a, b, queue, t) for f in (info_nce, plain_info_nce))
+    compare(*forms, [a, b, t])
+
+
 @every_form
 def test_no_matrix_of_all_logits_is_ever_held(loss):
     inputs = [x.requires_grad_() for x in units(1100, 1100, 9000, dim=24)]

@@ -140,6 +140,9 @@ def test_settings_may_be_numbers_and_arrays_of_numpy(tmp_path):
         known=["cat", "dog"], options={"temperature": 0.5, "queue_size": 1024},
     )  # fmt: skip
     assert given == same
+    assert TrainConfig(known={*"dcba"}, lr_milestones=frozenset([0.75, 0.5])) == TrainConfig(
+        known=[*"abcd"], lr_milestones=[0.5, 0.75]
+    )
     assert to_toml(given, "data") == to_toml(same, "data")
     assert checked_options("moco", {"temperature": np.float32(0.5)}) == {"temperature": 0.5}
     for wrong, says in ((np.float64(3.5), "3.5"), (np.int64(-1), "-1"), (np.array([3]), "3")):

@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from builders import pixels
+from builders import pixels, write_network
 from nearkin_command import run as nearkin
 from small import PARTED, as_double, assert_same_state, batch_for, run, save, small
 from torch.nn.functional import conv2d
 
+from nearkin.commands.embed import embed
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.distributed import choose_device, to_device
+from nearkin.encoders.encoder import load
 from nearkin.method import half_cosine
 from nearkin.methods import METHODS
 from nearkin.metrics.neighbors import nearest
@@ -164,3 +166,13 @@ def test_a_run_on_a_gpu_is_stopped_and_goes_on(precision, tmp_path):
     assert nearkin(*command, "--resume") == 0
     assert f"resuming after step {int(oldest.stem[5:])}" in out.log.read_text()
     assert "cuda" in out.machine.read_text()
+
+
+def test_a_command_leaves_what_the_caller_has_set(tmp_path):
+    file, images = write_network(tmp_path / "encoder.safetensors"), pixels(4)
+    expected = embed(file, images, workers=0, device=GPU, verbose=False)
+    torch.backends.cudnn.allow_tf32 = True
+    with torch.autocast("cuda", torch.bfloat16), torch.device("cuda"):
+        found = embed(load(file).cuda(), images, workers=0, device=GPU, verbose=False)
+    assert torch.backends.cudnn.allow_tf32
+    np.testing.assert_array_equal(found.vectors, expected.vectors)

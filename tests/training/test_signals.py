@@ -12,6 +12,7 @@ import kills
 import pytest
 
 from nearkin.files import read_sealed
+from nearkin.training.signals import Interrupts
 
 METHOD = "moco"
 STOPPING = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
@@ -182,3 +183,12 @@ def test_a_run_that_is_asked_to_save_does_so_and_goes_on(sender):
     assert all(before <= step <= after + 1 for step, (before, after) in zip(middle, times))
     assert last > middle[-1]
     assert kills.differences(sender.whole, sender.broken) == []
+
+
+def test_a_handler_that_is_not_of_python_stays(monkeypatch):
+    """As within other programs that embed Python, which could not put it back."""
+    numbers = [signal.Signals[name] for name in (*STOPPING, "SIGUSR1")]
+    handler, before = signal.getsignal, [*map(signal.getsignal, numbers)]
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    with Interrupts():
+        assert [*map(handler, numbers)] == before

@@ -1,6 +1,7 @@
 """What Python gives to commands: checked as the command line is, and as files hold it."""
 
 import inspect
+import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from torch import nn
 from nearkin.config import Settings, settings_from
 from nearkin.data.augmentations import stored_views
 from nearkin.data.remote import is_url
-from nearkin.distributed import cpus_per_process
+from nearkin.distributed import cpus_per_process, torch_defaults
 from nearkin.encoders.encoder import Encoder, object_name
 from nearkin.errors import UsageError, redacted
 from nearkin.evaluation.embeddings import Embeddings
@@ -44,18 +45,24 @@ def command(function: Callable[Parameters, Returned]) -> Callable[Parameters, Re
     Numbers are within their limits, choices among those that there are, and objects of their
     class. A leading `~` of a path is the home folder; where several are asked for, one alone is a
     list of one. Arguments of type `Any` are as given. Python files that were edited since the last
-    command are read again.
+    command are read again. What the caller has set in torch has no effect.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise UsageError(
+                f"{function.__name__} is called while a process of an earlier call imports this "
+                'script; put what the script does below `if __name__ == "__main__":`'
+            )
         forget_edited()
         given = signature.bind(*args, **kwargs)
         for name, kind in types_of(function).items():
             if name in given.arguments and kind is not Any:
                 given.arguments[name] = _argument(name, given.arguments[name], kind)
-        return function(*given.args, **given.kwargs)
+        with torch_defaults():
+            return function(*given.args, **given.kwargs)
 
     return checked
 

@@ -1,5 +1,6 @@
 """Items of a data set that are prepared ahead by workers, which are replaced if they are lost."""
 
+import multiprocessing
 import shutil
 import signal
 import threading
@@ -63,9 +64,11 @@ def prefetch(
     """The items of the steps from `start` to before `stop`, in order.
 
     If a worker dies or hangs, all are replaced, once, and continue at the same step: no step
-    depends on another, so the result is the same. With 0 workers, this process loads each item
-    when it is needed. Very many `images` per step may take longer before a worker counts as hung.
+    depends on another, so the result is the same. With 0 workers, and in a daemonic process, which
+    may start none, this process loads each item when it is needed. Very many `images` per step may
+    take longer before a worker counts as hung.
     """
+    workers = 0 if multiprocessing.current_process().daemon else workers
     seconds = max(PATIENCE, images // 4)
     step, replaced = start, False
     while step < stop:
@@ -106,8 +109,9 @@ def _start_workers(
     before = ended and signal.getsignal(ended)
     items: Iterator[Loaded] = iter(loader)
     if ended and threading.current_thread() is threading.main_thread():
-        torchs = getattr(before, "__module__", "").startswith("torch.")  # of an earlier loader
-        signal.signal(ended, signal.SIG_DFL if torchs else before)
+        # Of an earlier loader, or none of Python: it cannot be put back.
+        replaced = before is None or getattr(before, "__module__", "").startswith("torch.")
+        signal.signal(ended, signal.SIG_DFL if replaced else before)
     return items, set(getattr(items, "_workers", ()))  # other threads may start processes, too
 
 

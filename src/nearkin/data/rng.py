@@ -45,7 +45,7 @@ def _image_keys(
 
 
 def _word(value: int) -> UInt64[np.ndarray, "1"]:
-    return np.array([value & WORD], np.uint64)
+    return np.array([int(value) & WORD], np.uint64)
 
 
 def _hash(

@@ -158,9 +158,9 @@ def resampling(
     The bilinear or bicubic filter with antialiasing, as in Pillow's `resize`.
     """
     step = extent * pixels / size
-    places = torch.arange(size, device=start.device) + 0.5
+    places = torch.arange(size, dtype=start.dtype, device=start.device) + 0.5
     centers = (start * pixels)[:, None] + step[:, None] * places
-    grid = torch.arange(pixels, device=start.device) + 0.5
+    grid = torch.arange(pixels, dtype=start.dtype, device=start.device) + 0.5
     reach = step.clamp(min=1)[:, None, None]
     distance = (centers[:, :, None] - grid).abs_() / reach
     weights = keys(distance) if interpolation == "bicubic" else (1 - distance).clamp_(min=0)

@@ -12,6 +12,7 @@ from nearkin.distributed.devices import native_precision as native_precision
 from nearkin.distributed.devices import threads_for as threads_for
 from nearkin.distributed.devices import to_device as to_device
 from nearkin.distributed.devices import to_host_async as to_host_async
+from nearkin.distributed.devices import torch_defaults as torch_defaults
 from nearkin.distributed.launch import process_group as process_group
 from nearkin.distributed.launch import training_group as training_group
 from nearkin.distributed.ranks import all_reduce_max as all_reduce_max

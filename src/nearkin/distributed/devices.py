@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -21,6 +21,9 @@ from nearkin.pace import count
 STAGED: Final = 2**16
 """Bytes that CUDA copies at once. A larger tensor has to be pinned for an asynchronous copy."""
 
+AUTOCAST: Final = ("cpu", "cuda", "mps")
+"""Devices on which a caller may have switched autocast on."""
+
 LITTLE: Final = 2**19
 """Values of a matrix up to which two threads multiply it hardly faster than one.
 
@@ -31,8 +34,8 @@ def choose_device(name: str) -> torch.device:
     """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU.
 
     A GPU becomes the current one: some of torch's code allocates there. TF32 is switched off in
-    convolutions for the whole process: float32 means float32 in training and evaluation, as it
-    does in PyTorch's matrix products.
+    convolutions: float32 means float32 in training and evaluation, as it does in PyTorch's matrix
+    products. Both are undone by `torch_defaults`.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,6 +54,36 @@ def choose_device(name: str) -> torch.device:
         if device.index is not None:
             torch.cuda.set_device(device)
     return device
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Compute as torch does where nothing has been set, in a `with` block; then as before.
+
+    Callers may have switched gradients off, autocast on, or another type or device of new tensors.
+    Their random numbers, and what `choose_device` has set, are as before, too.
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    tf32 = None
+    with suppress(RuntimeError):  # torch has two ways of setting it, and where both were used
+        tf32 = torch.backends.cudnn.allow_tf32  # does not say what it is
+    torch.set_default_dtype(torch.float32)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.inference_mode(mode=False))  # gradients are on again, too
+            for kind in AUTOCAST:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if device.type != "cpu":  # a device that is set slows each operation a little
+                stack.enter_context(torch.device("cpu"))
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.cuda.is_initialized():
+            torch.cuda.set_device(current)
+            if tf32 is not None:
+                torch.backends.cudnn.allow_tf32 = tf32
 
 
 def check_gpus(device: torch.device, devices: int) -> None:

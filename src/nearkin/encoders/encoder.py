@@ -23,6 +23,7 @@ from nearkin.data.channels import stored_channels
 from nearkin.data.decode import BadImage, Pixels, is_deep, rgb_pixels
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
+from nearkin.distributed.devices import torch_defaults
 from nearkin.encoders import folders, sources
 from nearkin.encoders.checkpoints import SIZE
 from nearkin.encoders.origin import is_folder, origin_lines, weights_among
@@ -255,6 +256,7 @@ def _in_memory(name: str) -> Encoder:
     return _OBJECTS[name]
 
 
+@torch_defaults()
 def load(
     source: str | os.PathLike[str],
     *,
@@ -286,7 +288,8 @@ def load(
         name = str(user_path(name))
     image_size = check_value("image_size", image_size, AutoImageSize)
     if name.startswith(OBJECT):
-        encoder = copy.deepcopy(_in_memory(name))  # which nothing that is done with it changes
+        # A copy, as what is done with it must change nothing.
+        encoder = copy.deepcopy(_in_memory(name)).to("cpu", torch.float32)
     elif is_own(name):
         encoder = _of_run(name, backbone, trust_remote_code=trust_remote_code)
     else:
@@ -297,8 +300,7 @@ def load(
 
 def _of_library(name: str, image_size: int | Auto, *, allow_partial: bool) -> Encoder:
     size = None if image_size == "auto" else image_size
-    with torch.random.fork_rng(devices=[]):
-        found = sources.load(name, image_size=size, allow_partial=allow_partial)
+    found = sources.load(name, image_size=size, allow_partial=allow_partial)
     backbone, view = str(found.details["backbone"]), found.preprocessing
     check_patches(found.body, view.image_size, backbone)
     network = as_backbone(found.body, view.image_size, name=backbone)

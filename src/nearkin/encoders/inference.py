@@ -233,14 +233,14 @@ def fold_batch_norms(network: Module, images: Tensor) -> Module:
     Returns:
         The network itself, if it has no such pair, or one does more with a convolution's output.
     """
+    if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
+        return network
     with torch.inference_mode(), eval_mode(network):
-        pairs, features = _pairs(network, images)
-        if not pairs:
-            return network
-        folded = copy.deepcopy(network)
+        folded = copy.deepcopy(network)  # other threads may be copying the network itself
+        pairs, features = _pairs(folded, images)
         for conv, norm in pairs.items():
             _fold(folded, conv, norm)
-        return folded if _are_close(folded(images), features) else network
+        return folded if pairs and _are_close(folded(images), features) else network
 
 
 def _are_close(features: Tensor, expected: Tensor) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import groupby, pairwise
+from threading import get_ident
 from typing import Any, Final, TypeVar
 
 import torch
@@ -195,7 +196,8 @@ def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Ten
     def run(rows: Tensor, seed: int | None) -> Tensor:
         with torch.random.fork_rng(devices, enabled=seed is not None):
             if seed is not None:
-                torch.manual_seed(seed)
+                # On a CPU it would seed the generators of GPUs, which are not restored.
+                (torch.manual_seed if devices else torch.default_generator.manual_seed)(seed)
             return network(rows)
 
     with accumulate_statistics(branch):
@@ -331,8 +333,17 @@ def eval_mode(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(modules: Iterable[nn.Module], hook: Callable[..., None]) -> Iterator[None]:
-    """Call a function with the inputs and output of each of these modules in a `with` block."""
-    handles = [module.register_forward_hook(hook) for module in modules]
+    """Call a function with the inputs and output of each of these modules in a `with` block.
+
+    Other threads may run the same network meanwhile; what they compute is not passed.
+    """
+    caller = get_ident()
+
+    def own(*passed: Any) -> None:
+        if torch.compiler.is_compiling() or get_ident() == caller:
+            hook(*passed)
+
+    handles = [module.register_forward_hook(own) for module in modules]
     try:
         yield
     finally:

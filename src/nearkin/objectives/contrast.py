@@ -18,6 +18,9 @@ from nearkin.objectives import fused
 from nearkin.objectives.numerics import full_precision, mean_over_rows
 from nearkin.types import UNLABELED
 
+Temperature = float | Float[Tensor, ""]
+"""What similarities are divided by; a tensor may learn."""
+
 MIN_LENGTH: Final = 1e-6
 """Vectors shorter than this have no reliable direction: `unit` leaves them shorter than one."""
 
@@ -42,7 +45,7 @@ def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
 def look_up(
     query: Float[Tensor, "batch dim"],
     keys: Float[Tensor, "keys dim"],
-    temperature: float,
+    temperature: Temperature,
     own: Float[Tensor, "batch dim"] | None = None,
 ) -> Float[Tensor, "batch matches"]:
     """Return the logits of each query against a dictionary, after its `own` key if it has one.
@@ -84,11 +87,13 @@ def _contrast(
     query: Tensor,
     key: Tensor,
     negatives: Tensor,
-    temperature: float,
+    temperature: Temperature,
     ignored: Tensor | None = None,
     own: Sequence[int] = (),
 ) -> Tensor:
     """Return the InfoNCE of queries; without negatives at `own`, see `fused.strip_info_nce`."""
+    if isinstance(temperature, Tensor):  # it may learn, and no fused form has its gradient
+        query, temperature = query / temperature, 1.0
     if fused.should_fuse(query, negatives):
         return fused.strip_info_nce(query, key, negatives, temperature, ignored, own)
     logits = look_up(query, negatives, temperature)
@@ -103,7 +108,7 @@ def info_nce(
     query: Float[Tensor, "batch dim"],
     key: Float[Tensor, "batch dim"],
     negatives: Float[Tensor, "keys dim"],
-    temperature: float,
+    temperature: Temperature,
     same: Bool[Tensor, "batch keys"] | None = None,
 ) -> Float[Tensor, ""]:
     """Find the query's own key among shared negatives (He et al. 2020, eq. 1).
@@ -125,7 +130,7 @@ def info_nce(
 
     def term(rows: slice) -> Tensor:
         q, k, ignored = query[rows], key[rows], None if same is None else same[rows]
-        if not fused.should_attend(q, negatives, temperature):
+        if isinstance(temperature, Tensor) or not fused.should_attend(q, negatives, temperature):
             return _contrast(q, k, negatives, temperature, ignored)
         total = fused.dictionary_logsumexp(q, negatives, temperature, ignored)
         return infonce_from_lse((q * k).sum(dim=1) / temperature, total)
@@ -135,7 +140,7 @@ def info_nce(
 
 @full_precision
 def in_batch(
-    query: Float[Tensor, "batch dim"], key: Float[Tensor, "batch dim"], temperature: float
+    query: Float[Tensor, "batch dim"], key: Float[Tensor, "batch dim"], temperature: Temperature
 ) -> Float[Tensor, ""]:
     """Find the query's own key among the keys of the batch (He et al. 2020, figure 2a).
 
@@ -155,7 +160,7 @@ def in_batch(
 
 @full_precision
 def nt_xent(
-    a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], temperature: float
+    a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], temperature: Temperature
 ) -> Float[Tensor, ""]:
     """Find each view's other view among all 2N - 1 others (Chen et al. 2020, eq. 1).
 
@@ -182,7 +187,7 @@ def sup_con(
     a: Float[Tensor, "batch dim"],
     b: Float[Tensor, "batch dim"],
     label: Int[Tensor, " batch"],
-    temperature: float,
+    temperature: Temperature,
 ) -> Float[Tensor, ""]:
     """Find all views of the same class among all 2N - 1 others (Khosla et al. 2020, eq. 2).
 

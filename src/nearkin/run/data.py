@@ -431,6 +431,14 @@ def _is_of(run: RunFolder, its_data: str, data: Any) -> bool:
     return stored is not None and bool((stored.parts(images) != NEW).all())
 
 
+def shares_images(run: RunFolder, data: Any) -> bool:
+    """Whether data that are called like those of a run are the same; objects have one name."""
+    if isinstance(data, str | Path):
+        return True
+    stored, images = stored_split(run), open_images(data, labels="none")
+    return stored is not None and bool((stored.parts(images) != NEW).any())
+
+
 def _share(config: Config) -> float:
     return TrainConfig.val if config.val == "auto" else config.val
 

@@ -26,7 +26,7 @@ from nearkin.data.archives import is_pattern
 from nearkin.data.arrays import is_name
 from nearkin.data.folders import MARKER
 from nearkin.data.remote import is_url
-from nearkin.errors import OutputError, UsageError, redacted
+from nearkin.errors import CheckpointError, OutputError, UsageError, redacted
 from nearkin.extensions import absolute
 from nearkin.files import check_new, replace_text, usable, writing
 from nearkin.places import exists, user_path
@@ -348,7 +348,8 @@ def run_folder(
     """The folder `output`; `runs/DATA-NAME` if None, with a number behind it.
 
     That is the next which is free or, where a run is to be resumed or replaced, the newest of the
-    same data: others may have a folder of the same name.
+    same data: others may have a folder of the same name. Arrays and lists, which have no name, are
+    those of a run if they share an image with it.
     """
     if output is not None:
         return RunFolder(Path(output))
@@ -358,7 +359,7 @@ def run_folder(
     if not Path(base).is_dir():  # whose names may have points
         stem = stem.split(".")[0]
     path = first = Path("runs") / f"{stem.replace(':', '-')}-{name}"
-    if again and (newest := _newest(first, named)):
+    if again and (newest := _newest(first, data)):
         return newest
     number = 1
     while path.exists() and (not path.is_dir() or RunFolder(path).is_occupied):
@@ -367,8 +368,10 @@ def run_folder(
     return RunFolder(path)
 
 
-def _newest(first: Path, named: str) -> RunFolder | None:
+def _newest(first: Path, data: Any) -> RunFolder | None:
     """The run of these data with the greatest number behind this path; None without any."""
+    from nearkin.run.data import shares_images  # which needs what is here
+
     numbered = {1: first}
     for path in first.parent.glob(f"{escape(first.name)}-*"):
         number = path.name.removeprefix(f"{first.name}-")
@@ -376,7 +379,8 @@ def _newest(first: Path, named: str) -> RunFolder | None:
             numbered[int(number)] = path
     for _, path in sorted(numbered.items(), reverse=True):
         run = RunFolder(path)
-        with suppress(UsageError):  # settings that cannot be read
-            if load_toml(run.config, "the configuration").get("data") == named:
+        with suppress(CheckpointError, UsageError):  # files of a run that cannot be read
+            named = load_toml(run.config, "the configuration").get("data")
+            if named == data_name(data) and shares_images(run, data):
                 return run
     return None

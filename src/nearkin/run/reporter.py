@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from typing_extensions import override
-
 from nearkin.errors import worded
 from nearkin.files import writing
 from nearkin.text import printable
@@ -48,28 +46,22 @@ class Logged:
         self._logger = logging.getLogger("nearkin")
         if self._logger.level == logging.NOTSET:
             self._logger.setLevel(logging.INFO)
-        if not self._logger.hasHandlers():
-            self._logger.addHandler(_Stderr())
         self._shown = time.monotonic()
 
     def info(self, text: str) -> None:
         """Log a line."""
-        self._logger.info("%s", worded(printable(text)))
+        line = worded(printable(text))
+        if self._logger.hasHandlers():
+            self._logger.info("%s", line)
+        elif self._logger.isEnabledFor(logging.INFO):
+            with suppress(OSError, AttributeError):  # it is closed, or its reader is gone
+                sys.stderr.write(f"{line}\n")
         self._shown = time.monotonic()
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Log a line every `SELDOM` seconds."""
         if time.monotonic() - self._shown >= SELDOM:
             self.info(f"{100 * done // total}%  {text}")
-
-
-class _Stderr(logging.Handler):
-    """Writes to what is standard error now, which notebooks and tests exchange."""
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError, AttributeError):  # it is closed, or its reader is gone
-            sys.stderr.write(f"{self.format(record)}\n")
 
 
 def reporter_of(verbose: bool | Reporter) -> Reporter:

@@ -17,7 +17,8 @@ class Interrupts:
 
     SIGINT, SIGTERM and SIGHUP stop the run; a second one acts at once. Those that are ignored, as
     under `nohup`, stay ignored. SIGUSR1 saves. Outside of the main thread, where Python allows no
-    handlers, signals act as usual.
+    handlers, and where a program around Python has set one, which could not be put back, signals
+    act as usual.
     """
 
     def __init__(self) -> None:
@@ -29,10 +30,9 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
             for name in (*STOPPING, SAVING):
-                number = getattr(signal, name, None)  # Windows has fewer
-                if number is None:
-                    continue
-                if name == SAVING or signal.getsignal(number) != signal.SIG_IGN:
+                number: Any = getattr(signal, name, None)  # Windows has fewer
+                before = number and signal.getsignal(number)
+                if before is not None and (name == SAVING or before != signal.SIG_IGN):
                     self._before[number] = signal.signal(number, self._note)
         return self
 
