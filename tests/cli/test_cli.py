@@ -221,6 +221,25 @@ def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
     assert weights[0] != weights[1]
 
 
+def test_a_bug_is_one_line_and_its_traceback_is_in_the_log_or_on_screen(
+    images, tmp_path, monkeypatch, capsys
+):
+    def broken(*_, **__):
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr("nearkin.commands.train.train_encoder", broken)
+    arguments = ["train", images, *QUICK, "-q", "-o"]
+    assert run(*arguments, tmp_path / "run") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: a bug in nearkin: RuntimeError: of ours; see the train.log ")
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "Traceback (most recent call last)" in log
+    assert "RuntimeError: of ours" in log
+    monkeypatch.setenv("NEARKIN_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="of ours"):
+        run(*arguments, tmp_path / "again")
+
+
 REFUSED = {
     "--methd moco": "Did you mean method?",
     "--method mocco": "Did you mean moco?",
