@@ -446,7 +446,7 @@ def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monk
     for part in ("train", "test"):
         stored = {"X": pixels, "y": np.array([[3], [1], [10], [1], [5]])}  # 10 is a zero
         scipy.io.savemat(tmp_path / f"{part}_32x32.mat", stored)
-    monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
+    monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda _: True)
     images = open_images("torchvision:SVHN")
     assert len(images) == 10
     assert labels_of(images)[:3] == ["3", "1", "0"]

@@ -562,7 +562,9 @@ def test_a_file_whose_own_preprocessing_gives_other_features_is_not_kept(
 ):
     """For nearkin's own crop, which no other library has, that is a warning."""
     monkeypatch.setattr(compare, "SAME", 1.1)
-    with pytest.raises(CheckpointError, match=r"^timm .* prepares images otherwise .* nothing was"):
+    with pytest.raises(
+        CheckpointError, match=r"^timm .* prepares images otherwise .* nothing was"
+    ):
         nearkin.export(run_of(TIMM), output=tmp_path / "out", format="timm")
     assert list(tmp_path.iterdir()) == []
     how = {"format": "timm", "overwrite": True}
