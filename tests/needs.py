@@ -22,6 +22,8 @@ import torch
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 """Real images beside the repository."""
+STUDIES = ("a40ae3c", "7a60c5d")
+"""Commits that have the programs of finished studies."""
 
 
 def installed(*modules: str) -> bool:
@@ -54,12 +56,18 @@ def package(name: str) -> tuple[Callable[[], bool], str]:
     return present, f"no Node.js with {name}; npm install --no-save --ignore-scripts {name}"
 
 
+def history() -> bool:
+    command = ["git", "rev-list", "--max-count=1", *STUDIES]
+    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+
+
 THINGS: dict[str, tuple[Callable[[], bool], str]] = {
     "bash": program("bash"),
     "chromium": program("chromium"),
     "compiler": program("c++"),
     "cuda": (torch.cuda.is_available, "no CUDA device"),
     "firefox": program("firefox-esr", "firefox"),
+    "history": (history, "no history in this clone"),
     "java": program("java"),
     "nbclient": module("nbclient", "ipykernel"),
     "onnxruntime-node": package("onnxruntime-node"),
@@ -68,8 +76,8 @@ THINGS: dict[str, tuple[Callable[[], bool], str]] = {
     **{
         name: module(name)
         for name in (
-            "accelerate", "aiohttp", "datasets", "imagecodecs", "lightly", "lightning", "onnx",
-            "openvino", "peft", "pillow_heif", "playwright", "pyspark", "ray", "tensorboard",
+            "accelerate", "aiohttp", "datasets", "imagecodecs", "lightly", "lightning",
+            "openvino", "pandas", "pillow_heif", "playwright", "pyspark", "ray", "tensorboard",
             "trackio", "transformers", "wandb",
         )
     },

@@ -4,7 +4,8 @@
     python tests/planted.py --all [NAME...]    # writes docs/planted.csv: hours
 
 Each patch in tests/planted/ is a bug that a public implementation has had, or nearkin. Its first lines
-say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught.
+say which test must fail. The patch goes onto a copy of the checkout. Fails if a bug is not caught,
+or if its test is skipped.
 
 With `--all`, the tests of whatever room are run that run a changed line, by what coverage has seen of
 them without a bug: the quick ones, and the one that the bug names. Of a line that most run, they are
@@ -70,7 +71,7 @@ def copied(folder: Path) -> Path:
 
 
 class Watcher:
-    """A plugin of pytest that notes which tests begin, end and fail.
+    """A plugin of pytest that notes which tests begin, end, fail and are skipped.
 
     With `seen`, coverage is told which test runs, or which fixture that tests share.
     """
@@ -95,8 +96,8 @@ class Watcher:
         self.note("ended", nodeid)
 
     def pytest_runtest_logreport(self, report):
-        if report.failed:
-            self.note("failed", report.nodeid)
+        if report.failed or report.skipped:
+            self.note(report.outcome, report.nodeid)
 
     pytest_collectreport = pytest_runtest_logreport
 
@@ -124,12 +125,14 @@ class Outcome:
 
     spans: dict[str, list[float]]  # When each began and, unless it did not, ended
     failed: list[str]
+    skipped: list[str]
     takes: dict[str, set[str]]  # The tests that take a fixture
 
     @classmethod
     def read(cls, log: Path) -> "Outcome":
         """What a watcher has noted. A test that did not end has failed."""
-        spans, takes, failed = dict[str, list[float]](), dict[str, set[str]](), list[str]()
+        spans, takes = dict[str, list[float]](), dict[str, set[str]]()
+        ends: dict[str, list[str]] = {"failed": [], "skipped": []}
         for line in log.read_text().splitlines():
             kind, moment, name = line.split("\t", 2)
             if kind == "begun":
@@ -140,9 +143,10 @@ class Outcome:
                 fixture, test = name.split("\t")
                 takes.setdefault(fixture, set()).add(test)
             else:
-                failed.append(name)
-        failed += [name for name, span in spans.items() if "::" in name and len(span) < 2]
-        return cls(spans, [*dict.fromkeys(failed)], takes)
+                ends[kind].append(name)
+        hanging = [name for name, span in spans.items() if "::" in name and len(span) < 2]
+        failed = [*dict.fromkeys(ends["failed"] + hanging)]
+        return cls(spans, failed, ends["skipped"], takes)
 
     @property
     def begun(self) -> list[str]:
@@ -246,13 +250,13 @@ def planted(names: list[str]) -> list[Bug]:
     return [bug for bug in bugs if not names or any(name in bug.path.stem for name in names)]
 
 
-def caught(bug: Bug, root: Path) -> bool:
-    """Whether the test that a bug names fails with it in a copy."""
+def caught(bug: Bug, root: Path) -> str:
+    """Whether the test that a bug names fails with it in a copy, in a word."""
     bug.apply(root)
     found = outcome(root, bug.header("Test"))
     bug.apply(root, "--reverse")
-    assert found.begun, f"{bug.path.name} names a test that is not there"
-    return bool(found.failed)
+    assert found.begun or found.skipped, f"{bug.path.name} names a test that is not there"
+    return "caught" if found.failed else "skipped" if found.skipped else "MISSED"
 
 
 def commit() -> str:
@@ -398,9 +402,8 @@ def main() -> int:
         assert before.begun
         assert not before.failed, f"without any bug, {before.failed} fail"
         for bug in bugs:
-            noticed = caught(bug, root)
-            missed += not noticed
-            word = "caught" if noticed else "MISSED"
+            word = caught(bug, root)
+            missed += word != "caught"
             print(word, f"{bug.path.stem}: {bug.header('Bug')}", flush=True)
     print(f"{len(bugs) - missed} of {len(bugs)} planted bugs caught")
     return int(missed > 0)

@@ -4,7 +4,8 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SECONDS = 300
@@ -26,6 +27,20 @@ def fork(work: Callable[[], int | None]) -> int:
         code = work() or 0
     finally:
         os._exit(code)  # or the tests would go on twice
+
+
+@contextmanager
+def small_files(num_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Let no file grow beyond so many bytes, as on a full disk; gives what sets another limit."""
+    import resource  # Windows has none
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    limit(num_bytes)
+    try:
+        yield limit
+    finally:
+        limit(soft)
 
 
 def srun(rank: int, job: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import words
+from needs import STUDIES
 
 from benchmarks.__main__ import names
 
@@ -14,8 +15,6 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/nearkin
 BENCHMARKS = {"NAME", *names()}
 PATH = re.compile(r"(?<![\w/.-])((?:benchmarks|docs|examples|src|tests)/[\w./-]*\w)")
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
-STUDIES = ("a40ae3c", "7a60c5d")
-"""Commits that have the programs of finished studies."""
 
 
 def named(page):
@@ -29,9 +28,9 @@ def named(page):
 
 
 def files_of(study):
-    """The benchmarks at a commit; none in a clone without it."""
+    """The benchmarks at a commit."""
     command = ["git", "ls-tree", "-r", "--name-only", study, "benchmarks"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return shown.stdout.split()
 
 
@@ -49,10 +48,9 @@ def test_a_page_names_files_that_exist_or_the_commit_that_has_them(page):
     assert not [path for path in scripts if (ROOT / path).exists()], "run by -m benchmarks"
 
 
+@pytest.mark.needs("history")
 def test_studies_have_the_programs_that_pages_name():
     there = {file for study in STUDIES for file in files_of(study)}
-    if not all(map(files_of, STUDIES)):
-        pytest.skip("no history in this clone")
     for path in set().union(*map(missing, PAGES)):
         assert any(f"{file}/".startswith(f"{path}/") for file in there), path
 

@@ -131,17 +131,20 @@ def test_what_the_run_of_an_encoder_held_out_is_held_out_again(tmp_path):
     assert f"{tmp_path}/run, which the encoder was loaded from, is gone" in note.text
 
 
-def test_results_are_tables_of_text_of_html_and_of_pandas(features, classified):
+def test_results_are_tables_of_text_and_of_html(features):
     table = Table([{"name": "<b>", "value": 0.5}, {"name": "two\nlines", "value": None}])
     assert repr(table).splitlines() == ["name       value", "<b>        0.5", "two lines"]
     page = table._repr_html_()
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
-    pytest.importorskip("pandas")
+    assert repr(features) == f"{len(features)} images, 128 features each"
+
+
+@pytest.mark.needs("pandas")
+def test_results_are_tables_of_pandas(features, classified):
     frame = classified.metrics.to_pandas()
     assert list(frame.columns) == ["metric", "value", "low", "high"]
     assert features.to_pandas()["label"].tolist() == features.class_names.tolist()
-    assert repr(features) == f"{len(features)} images, 128 features each"
 
 
 def test_progress_goes_to_the_logger_unless_it_is_unwanted(encoder, digits_file, caplog, capfd):

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from benchmarks.peers import plan, side
 from benchmarks.shared import lightly
 
 ROOT = Path(__file__).parents[1]
-needs_lightly = pytest.mark.skipif(not find_spec("lightly"), reason="lightly is not installed")
+needs_lightly = pytest.mark.needs("lightly")
 
 
 def run(side="nearkin", method="simclr", network="small"):

@@ -8,6 +8,7 @@ import builders
 import pytest
 from nearkin_command import run
 from PIL import Image
+from safetensors.torch import load_file
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.methods import METHODS
@@ -216,15 +217,42 @@ def test_what_config_prints_is_a_configuration_and_can_be_trained(tmp_path, imag
 def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
     for seed, name in enumerate(["cat", "dog", "eel"]):
         save_images(tmp_path / "images" / name, 10, seed=seed)
+    paths = sorted((tmp_path / "images").rglob("*.png"))
+    labels = [path.parent.name for path in paths[:-5]] + ["fox"] * 5  # half of the eels
+    rows = [f"{path},{label}" for path, label in zip(paths, labels, strict=True)]
+    (tmp_path / "foxes.csv").write_text("\n".join(["path,label", *rows, ""]))
     weights = []
-    for number, known in enumerate(["cat,dog", "dog,cat"]):
+    for number, (known, *more) in enumerate(
+        [["cat,dog"], ["dog,cat"], ["cat,dog", "--labels", tmp_path / "foxes.csv"]]
+    ):
         out = tmp_path / str(number)
-        arguments = ["train", tmp_path / "images", "--method", "ncl", "--known", known, "-q"]
-        arguments += ["--num-novel-classes", 2, "--epochs", 1, "-o", out, *QUICK]
+        arguments = ["train", tmp_path / "images", "--method", "ncl", "--known", known, *more]
+        arguments += ["--num-novel-classes", 2, "--epochs", 1, "-o", out, "-q", *QUICK]
         assert run(*arguments) == 0
         assert read_toml(out / "config.toml")["known"] == known.split(",")
-        weights.append((out / "encoder.safetensors").read_bytes())
-    assert weights[0] != weights[1]
+        weights.append(load_file(out / "encoder.safetensors"))
+    known, swapped, foxes = weights
+    assert any((known[name] != swapped[name]).any() for name in known)
+    assert all((known[name] == foxes[name]).all() for name in known)
+
+
+def test_a_bug_is_one_line_and_its_traceback_is_in_the_log_or_on_screen(
+    images, tmp_path, monkeypatch, capsys
+):
+    def broken(*_, **__):
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr("nearkin.commands.train.train_encoder", broken)
+    arguments = ["train", images, *QUICK, "-q", "-o"]
+    assert run(*arguments, tmp_path / "run") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: a bug in nearkin: RuntimeError: of ours; see the train.log ")
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "Traceback (most recent call last)" in log
+    assert "RuntimeError: of ours" in log
+    monkeypatch.setenv("NEARKIN_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="of ours"):
+        run(*arguments, tmp_path / "again")
 
 
 REFUSED = {

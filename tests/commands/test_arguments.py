@@ -304,7 +304,7 @@ def test_options_of_an_encoder_are_refused_where_features_are_stored(trained_run
         lambda how: nearkin.evaluate(file, **how),
     ):
         for how in ({"image_size": 64}, {"allow_partial": True}):
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError, match=next(iter(how))):
                 call(how)
 
 

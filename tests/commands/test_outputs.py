@@ -2,15 +2,14 @@
 
 import errno
 import os
-import resource
 import shutil
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from builders import contents, fill, pixels, write_files, write_network
 from nearkin_command import run
+from processes import small_files
 
 from nearkin.commands.embed import embed_run
 from nearkin.commands.sources import write_rows
@@ -141,17 +140,6 @@ def test_files_of_a_run_are_no_outputs(tmp_path, monkeypatch, trained_run, photo
     assert run("duplicates", "photos", "-o", "run/mine.csv", "--overwrite") == 0
     (out / "config.toml").unlink()  # other folders may have files of these names
     assert run("duplicates", "photos", "-o", "run/images.csv", "--overwrite") == 0
-
-
-@contextmanager
-def small_files(num_bytes):
-    """Let no file grow beyond so many bytes, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def _write_any(path):

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import resource
 import signal
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loaders import batches, same
 from PIL import Image
+from processes import small_files
 
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
@@ -133,12 +133,8 @@ def test_a_disk_that_fills_up_costs_time_only(folder, cache_folder):
     images = open_images(folder, cache=False)
     expected = all_bytes(Cache(images, SIZE, "ram"))
     cache = Cache(images, SIZE, "disk")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (cache.num_bytes // 2, limits[1]))
-    try:
+    with small_files(cache.num_bytes // 2):
         assert all_bytes(cache) == all_bytes(cache) == expected
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (file,) = cache_folder.iterdir()
     assert not any(file.read_bytes()[cache.num_bytes // 2 :])
 

@@ -2,8 +2,9 @@
 
 import io
 import struct
+import subprocess
+import sys
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -174,12 +175,37 @@ def test_a_tiff_that_ends_early_is_bad_wherever_it_ends():
                 read_channels(encoded[:size])
 
 
-def test_without_the_codecs_one_line_says_what_to_install():
+def falsely_lzw() -> bytes:
     deflated, lzw = (struct.pack("<HHIHH", 259, 3, 1, number, 0) for number in (8, 5))
-    encoded = contiguous(values(), compression="zlib").replace(deflated, lzw)
-    with pytest.raises(BadImage) as error:
-        read_channels(encoded)
-    assert error.value.reason == ("unreadable" if find_spec("imagecodecs") else NEEDS_CODECS)
+    return contiguous(values(), compression="zlib").replace(deflated, lzw)
+
+
+WITHOUT_CODECS = """
+import sys
+sys.modules["imagecodecs"] = None  # importing it fails
+from nearkin.data.channels import BadImage, read_channels
+try:
+    read_channels(sys.stdin.buffer.read())
+except BadImage as error:
+    print(error.reason, end="")
+"""
+
+
+def test_without_the_codecs_one_line_says_what_to_install():
+    """In a process of its own, as tifffile takes them when it is imported."""
+    command = [sys.executable, "-c", WITHOUT_CODECS]
+    done = subprocess.run(command, input=falsely_lzw(), check=True, stdout=subprocess.PIPE)
+    assert done.stdout.decode() == NEEDS_CODECS
+
+
+@pytest.mark.needs("imagecodecs")
+def test_with_the_codecs_what_they_compress_is_read():
+    assert (read_channels(contiguous(values(), compression="lzw")) == values()).all()
+    with pytest.raises(BadImage, match="unreadable"):
+        read_channels(falsely_lzw())
+
+
+def test_a_gray_tiff_in_lzw_needs_no_codecs():
     gray = as_bytes(Image.fromarray(values(1)[..., 0]), "TIFF", compression="tiff_lzw")
     assert (read_channels(gray) == values(1)).all()  # Pillow does
 

@@ -19,7 +19,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from pyarrow import parquet
 
-from nearkin.data.decode import decode
+from nearkin.data.decode import BadImage, decode
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError, ResourceError, UsageError
 from nearkin.places import cache_folder
@@ -328,6 +328,21 @@ def test_a_large_jpeg_is_halved_and_the_limit_can_be_raised(tmp_path, monkeypatc
     monkeypatch.setenv("NEARKIN_MAX_PIXELS", "many")
     with pytest.raises(UsageError, match="NEARKIN_MAX_PIXELS 'many' is no number; say 200M"):
         open_images(tmp_path)
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_a_file_of_too_many_bytes_is_bad(tmp_path, monkeypatch, form):
+    for module in ("decode", "scan"):
+        monkeypatch.setattr(f"nearkin.data.{module}.MAX_BYTES", 5000)
+    deep = as_bytes(Image.fromarray(np.zeros((9, 9), np.uint16)), "TIFF")
+    files = {"a.png": encoded(), "b.png": encoded(1) + bytes(5000), "c.tif": deep + bytes(5000)}
+    images = open_images(pack(files, tmp_path / form))
+    assert images.names == ("a.png",)
+    assert {bad.name: bad.reason for bad in images.bad} == dict.fromkeys(
+        ("b.png", "c.tif"), "too-large"
+    )
+    with pytest.raises(BadImage, match="too-large"):
+        decode(files["b.png"])
 
 
 def test_pillows_own_limit_is_left_alone(tmp_path, monkeypatch):

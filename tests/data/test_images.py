@@ -8,7 +8,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
+import torchvision
 from builders import encoded, exchange, fill, tar
 from loaders import labels_of
 from PIL import ExifTags, Image
@@ -443,6 +445,15 @@ def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monk
     assert len(images) == 10
     assert labels_of(images)[:3] == ["3 - three", "1 - one", "4 - four"]
     assert (images.read(7)[..., 0] == pixels[2]).all()
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 5), dtype=np.uint8)
+    for part in ("train", "test"):
+        stored = {"X": pixels, "y": np.array([[3], [1], [10], [1], [5]])}  # 10 is a zero
+        scipy.io.savemat(tmp_path / f"{part}_32x32.mat", stored)
+    monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda _: True)
+    images = open_images("torchvision:SVHN")
+    assert len(images) == 10
+    assert labels_of(images)[:3] == ["3", "1", "0"]
+    assert (images.read(7) == pixels[..., 2]).all()
 
 
 def test_a_subset_keeps_everything_of_its_rows(tmp_path):

@@ -20,9 +20,6 @@ from small import fork_workers
 from nearkin.run import auto as build
 from nearkin.run.folder import RunFolder
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available(), reason="this torch knows no processes"
-)
 SETTINGS = words(
     "--known 0,1,2 --val 0 --batch-size 16 --epochs 1 --classes 2 --entropy-weight 1 --device cpu"
 )

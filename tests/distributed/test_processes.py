@@ -32,9 +32,6 @@ from nearkin.run.folder import RunFolder
 from nearkin.tables import read_numbers
 from nearkin.training import checkpoint, session
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available(), reason="this torch knows no processes"
-)
 SETTINGS = [
     "--method", "moco", "--queue-size", "32", "--bn-groups", "4", "--backbone", "tiny",
     "--batch-size", "16", "--epochs", "3", "--precision", "fp32", "--val", "0",

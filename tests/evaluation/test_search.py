@@ -307,11 +307,17 @@ def test_a_sound_table_of_another_program_is_taken(run, images, tmp_path):
 
 def test_flipped_bytes_are_refused_or_change_no_more_than_numbers(run, images, tmp_path, capsys):
     sound = (run / "embeddings.parquet").read_bytes()
+    query = images / "cat" / "00.png"
+    labels = lambda answer: {each["path"]: each["label"] for each in answer["neighbors"]}
+    (found,) = answers(capsys, run, query, "--top", 30)
     for place in np.linspace(0, 0.999, 12):
         content = bytearray(sound)
         content[int(place * len(content))] ^= 0xFF
         (tmp_path / "t.parquet").write_bytes(content)
-        code = neighbors_command(
-            run, images / "cat" / "00.png", "--vectors", tmp_path / "t.parquet"
-        )
-        assert code in (0, 3, 5), (place, capsys.readouterr().err)
+        arguments = (run, query, "--vectors", tmp_path / "t.parquet", "--top", 30, "--json")
+        code = neighbors_command(*arguments)
+        printed = capsys.readouterr()
+        assert code in (0, 3, 5), (place, printed.err)
+        if code == 0:
+            (answer,) = json.loads(printed.out)
+            assert labels(answer) == labels(found), place

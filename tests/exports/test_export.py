@@ -36,6 +36,7 @@ from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import load, untrained, write_encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.exports import compare
 from nearkin.exports.graphs import PixelNetwork
 from nearkin.exports.native import write_native
 from nearkin.networks.backbone import build_backbone
@@ -554,6 +555,23 @@ def test_a_file_that_computes_something_else_is_not_kept(run_of, tmp_path, monke
         with pytest.raises(CheckpointError, match=r"computes other features .* nothing was kept"):
             nearkin.export(run_of(name), output=tmp_path / "out", format=format)
         assert list(tmp_path.iterdir()) == [], format
+
+
+def test_a_file_whose_own_preprocessing_gives_other_features_is_not_kept(
+    run_of, tmp_path, monkeypatch
+):
+    """For nearkin's own crop, which no other library has, that is a warning."""
+    monkeypatch.setattr(compare, "SAME", 1.1)
+    with pytest.raises(
+        CheckpointError, match=r"^timm .* prepares images otherwise .* nothing was"
+    ):
+        nearkin.export(run_of(TIMM), output=tmp_path / "out", format="timm")
+    assert list(tmp_path.iterdir()) == []
+    how = {"format": "timm", "overwrite": True}
+    for least, beginning in ((-1.0, "from image to features"), (1.1, "warning: from image to")):
+        monkeypatch.setattr(compare, "ALIKE", least)
+        *_, line = nearkin.export(run_of("resnet18"), output=tmp_path / "out", **how).checks
+        assert line.startswith(beginning)
 
 
 NAMED = [

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from nearkin.distributed import has_amx
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.convolution import multiply_small_maps, weight_gradient
 
@@ -90,7 +89,6 @@ def test_what_is_no_plain_convolution_stays():
     assert [type(module) for module in others] == kinds
 
 
-@pytest.mark.skipif(not has_amx(torch.device("cpu")), reason="the CPU has no AMX")
 @pytest.mark.parametrize("backbone", ["small", "resnet18"])
 def test_the_gradients_of_a_backbone_point_where_those_of_onednn_do(backbone):
     torch.manual_seed(0)

@@ -1,7 +1,6 @@
 """`--copy-to`: copies of images go into a folder per class, and nowhere else."""
 
 import re
-import resource
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from builders import contents, fill, tar, write_files
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from processes import small_files
 
 from nearkin.data.decode import decode
 from nearkin.data.opening import open_images
@@ -229,12 +229,7 @@ def test_an_image_of_a_long_name_is_copied(tmp_path):
 def test_a_disk_that_fills_up_leaves_whole_copies_only_and_says_how_many(tmp_path):
     images = filled(tmp_path / "data", "1.png", "2.png")
     (tmp_path / "data" / "2.png").write_bytes(bytes(20_000))  # grown since it was listed
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        says = r"after 1 copies: File too large; .*another folder$"
-        with pytest.raises(OutputError, match=says):
-            copy(tmp_path / "out", images, ["cat", "cat"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    says = r"after 1 copies: File too large; .*another folder$"
+    with small_files(10_000), pytest.raises(OutputError, match=says):
+        copy(tmp_path / "out", images, ["cat", "cat"])
     assert contents(tmp_path / "out") == {"cat/1.png": images.read(0)}

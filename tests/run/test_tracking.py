@@ -130,7 +130,7 @@ def test_wandb_continues_the_same_run_without_a_network(tmp_path):
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2
     key = json.loads((tmp_path / "run" / "tracking.json").read_text())["key"]
-    history, config, summary = {}, {}, {}
+    history, config, summary = [], {}, {}
     for record in (record for file in files for record in offline_records(file)):
         if record.HasField("run"):
             assert (record.run.run_id, record.run.project) == (key, "nearkin")
@@ -138,11 +138,12 @@ def test_wandb_continues_the_same_run_without_a_network(tmp_path):
         if record.HasField("history"):
             items = record.history.item
             row = {each.key or each.nested_key[0]: json.loads(each.value_json) for each in items}
-            history[row["_step"]] = row
+            history.append(row)
         for item in record.summary.update:
             summary[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
     for name, column in columns.items():
-        near({step: row[name] for step, row in history.items() if name in row}, column)
+        near({row["_step"]: row[name] for row in history if name in row}, column)
+        assert sum(name in row for row in history) == len(column)
     assert config["options.temperature"] == 0.3
     assert summary["encoder/uniformity"] == pytest.approx(rank)
 
@@ -175,8 +176,10 @@ def test_trackio_continues_the_same_run_and_prints_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", read], check=True, **run)
     config, history = json.loads(done.stdout.splitlines()[-1])
     assert config["options.temperature"] == 0.3
+    assert "resuming after step 2" in (tmp_path / "run" / "train.log").read_text()
     for name, column in columns.items():
         near({row["step"]: row[name] for row in history if name in row}, column)
+        assert sum(name in row for row in history) == len(column)
     assert [row for row in history if "encoder/uniformity" in row][-1][
         "encoder/uniformity"
     ] == rank

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +72,9 @@ def test_evaluation_during_training_compiles_nothing():
     assert len(graphs) == 1  # a training step compiles
 
 
-@pytest.mark.skipif(not find_spec("triton"), reason="nothing is compiled without triton")
 def test_what_compiling_pays_for(monkeypatch):
     """On one H100, a step of SimCLR took 20.6 ms with Muon at 32 px, and compiled 28.0 ms."""
+    monkeypatch.setattr("nearkin.networks.branch.find_spec", lambda name: name)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     cases = [
         ("cuda", 10**9, "muon", 224, True),

@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from builders import pixels
 from discoveries import bytes_of
-from processes import fork
+from processes import fork, small_files
 from small import save, small, spawn
 
 from nearkin import files
@@ -77,11 +76,8 @@ class Meddler:
 @pytest.fixture
 def disk():
     """What lets files grow no further than so many bytes, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    with small_files(resource.RLIM_INFINITY) as limit:
+        yield limit
 
 
 def test_a_disk_that_is_full_for_a_while_costs_warnings_and_nothing_else(
