@@ -1,5 +1,6 @@
 """The command line as people use it: real files, real runs, real exit codes."""
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -188,6 +189,17 @@ def test_names_that_are_not_listed_are_refused_with_the_nearest_ones(refusal):
     for typed, said in UNLISTED.items():
         line = refusal(2, *typed.split())
         assert all(text in line for text in said), typed
+
+
+def test_commands_are_read_where_pydantic_has_been_imported(tmp_path, monkeypatch, refusal):
+    """By which cyclopts then checks all defaults."""
+    importlib.import_module("pydantic")
+    monkeypatch.chdir(tmp_path)
+    for code, *typed in (
+        (3, "train"), (2, "classify", "b"), (2, "evaluate"), (2, "explore"), (2, "neighbors", "b"),
+        (2, "select", "--num", 2), (3, "duplicates"), (3, "check"),
+    ):  # fmt: skip
+        assert tmp_path.name in refusal(code, typed[0], tmp_path / "none", *typed[1:]), typed
 
 
 def test_every_recipe_is_listed_with_a_title_and_is_a_configuration_of_its_kind(capsys):

@@ -111,6 +111,8 @@ def _settings(kind: type[RunConfig], taken: set[str], everything: bool) -> Itera
 def _option(name: str, kind: Any, default: Any, text: str, group: Group, **shown: Any) -> Argument:
     called = NAMES.get(name, option(name))
     annotation: Any = Annotated[kind, Parameter(name=called, help=text, group=group, **shown)]
+    if kind in (str, str | None) and default not in (None, Argument.empty):
+        default = as_typed(default)  # cyclopts checks its type where pydantic has been imported
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -121,8 +123,8 @@ def _flag(name: str, text: str) -> Argument:
 def _typed(kind: Any) -> Any:
     """A type as it is parsed: numbers, paths, lists and what Python takes beside text are text."""
     members = get_args(kind) or (kind,)
-    if kind is Any or {Path, str} & {*members} or is_list(kind) or is_number(kind):
-        return str | None if type(None) in members else str
+    if {Any, Path, str} & {*members} or is_list(kind) or is_number(kind):
+        return str | None if {Any, type(None)} & {*members} else str
     return kind
 
 
