@@ -60,6 +60,25 @@ def default_dtype(dtype):
         torch.set_default_dtype(torch.float32)
 
 
+def two_weights_under_autocast():
+    """A product by a weight that changes between two uses, as a training changes it."""
+    weight, ones = torch.nn.Parameter(torch.ones(4, 4)), torch.ones(4, 4)
+    products = []
+    for value in (1.0, 2.0):
+        with torch.autocast("cpu", torch.bfloat16):
+            weight.data.fill_(value)
+            products.append((weight @ ones)[0, 0].item())
+    return products
+
+
+def test_weights_that_were_cast_are_forgotten_within_autocast_of_the_caller():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert two_weights_under_autocast() == [4, 4]  # what nobody wants
+        assert command(two_weights_under_autocast)() == [4, 8]
+        assert torch.is_autocast_enabled("cpu")
+    assert command(two_weights_under_autocast)() == [4, 8] == two_weights_under_autocast()
+
+
 @pytest.mark.parametrize(
     "mode",
     [

@@ -446,6 +446,7 @@ def test_a_table_of_classes_without_their_names_is_named(tmp_path):
     folder.path.mkdir()
     folder.write_settings(DiscoverConfig(known=["0"]), "digits")
     store_page(folder, full())
+    folder.assignments.write_text("path,cluster\n")
     folder.clusters.write_text("cluster,kind\nnew-1,novel\n")
     with pytest.raises(CheckpointError, match=r"clusters\.csv .*it has no column name"):
         page_of(folder, images, embeddings_of(images, np.zeros((len(images), 3), np.float32)))

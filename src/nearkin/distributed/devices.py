@@ -57,6 +57,29 @@ def choose_device(name: str) -> torch.device:
 
 
 @contextmanager
+def _outside_autocast() -> Iterator[None]:
+    """Leave all autocast of the caller in a `with` block.
+
+    A block within another one would keep the weights that it has cast, whatever becomes of them:
+    only the outermost one forgets them at its end.
+    """
+    enabled = [kind for kind in AUTOCAST if torch.is_autocast_enabled(kind)]
+    depth = torch.autocast_increment_nesting() - 1
+    torch.clear_autocast_cache()
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    for kind in enabled:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in enabled:
+            torch.set_autocast_enabled(kind, True)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
+
+
+@contextmanager
 def torch_defaults() -> Iterator[None]:
     """Compute as torch does where nothing has been set, in a `with` block; then as before.
 
@@ -73,8 +96,7 @@ def torch_defaults() -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.inference_mode(mode=False))  # gradients are on again, too
-            for kind in AUTOCAST:
-                stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(_outside_autocast())
             if device.type != "cpu":  # a device that is set slows each operation a little
                 stack.enter_context(torch.device("cpu"))
             yield
