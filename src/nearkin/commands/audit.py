@@ -110,7 +110,7 @@ def audit(
             }
             refuse(STORED, **of_images_only)
             _check_places(sets, output)
-            audited, ignored = _of_vectors(sets, split, ignore, log)
+            audited, ignored = _of_vectors(sets, output, split, ignore, log)
         else:
             loaded = load(
                 name_of(encoder),
@@ -189,21 +189,23 @@ def _sets(data: Any, train: Any, test: Any, split: str) -> Sequence[Any]:
 
 
 def _of_vectors(
-    sets: Sequence[Any], split: str, ignore: str, log: Reporter
+    sets: Sequence[Any], output: PathLike | None, split: str, ignore: str, log: Reporter
 ) -> tuple[Audited, Values]:
-    """Read features; refuse images, which need an encoder."""
+    """Read features; refuse images, which need an encoder, and classes that a table changes."""
     for each in sets:
         if not is_table(each):
             raise UsageError(f"{data_name(each)}: these are images; give --encoder, too")
     with ExitStack() as stack:
         tables = [stack.enter_context(table_of(each, log)) for each in sets]
-        return of_tables(tables, split, ignore, log)
+        audited, ignored = of_tables(tables, split, ignore, log)
+    if output is not None:
+        check_classes(audited.embeddings.classes, "leave -o out")
+    return audited, ignored
 
 
 def _write_split(path: Path, found: Audit) -> None:
     """Write the repaired split as a table of images."""
     images, embeddings = found.audited.images, found.audited.embeddings
-    check_classes(embeddings.classes, "leave -o out")
     names = embeddings.paths if images is None else places(images)
     groups = map(as_text, replace(embeddings, groups=found.groups).named_groups)
     columns = names, found.repaired.tolist(), embeddings.class_names.tolist(), groups

@@ -189,12 +189,12 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
             f"column {column}: there is no table; give one with the columns path and {column}, "
             "as the data or as their labels"
         )
-    file, told = _table_with(name, tables)
+    file, written = _table_with(name, tables)
     rows: Mapping[str, Row] = {}
-    boxed = any(row.box for _, row in told) and len(images) and images.source.region(0)
+    boxed = any(row.box for _, row in written) and len(images) and images.source.region(0)
     if boxed and isinstance(file, Path):
-        rows = list_table(file, told).rows
-    rows = rows or match(file, told, images.names, images)[0]
+        rows = list_table(file, written).rows
+    rows = rows or match(file, written, images.names, images)[0]
     absent = Row()
     cells = (rows.get(image, absent).label for image in images.names)
     return np.array([shared_form(cell) for cell in cells], np.str_)

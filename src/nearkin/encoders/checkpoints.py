@@ -123,8 +123,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], str]:
     tensors = dict(_tensors(content, "", 0))
     if not tensors:
         raise UsageError(f"{path} holds no weights")
-    said = _architecture(content)
-    return tensors, "" if names_code(said) else said
+    stated = _architecture(content)
+    return tensors, "" if names_code(stated) else stated
 
 
 def _read(path: Path) -> Any:
@@ -318,10 +318,10 @@ def load_file(architecture: str, path: Path, image_size: int | None) -> Pretrain
     """
     if image_size and NATIVE.fullmatch(architecture):
         libraries.check_size(architecture, image_size)
-    tensors, said = read_checkpoint(path)
+    tensors, stated = read_checkpoint(path)
     small = has_small_stem(tensors)
     size = image_size or (SMALL_SIZE if small else None)
-    named = _resolved(architecture or said, size, path, small=small)
+    named = _resolved(architecture or stated, size, path, small=small)
     name, notes = _as_authors(named, tensors)
     view, license_, assumed = _prepared(name, size)
     body = _network(name, view.image_size)
