@@ -225,7 +225,7 @@ class Batches:
         if held := dataset.held_side:
             transform = SquareTransform(held, squash=True)
             squares, bad = center_crops(images, range(len(images)), transform)
-            pixels = channels_first(torch.from_numpy(squares)).to(device)
+            pixels = torch.from_numpy(squares).permute(0, 3, 1, 2).to(device)
         elif cache != "off":
             dataset = replace(dataset, cache=Cache(images, image_size, cache))
         own_labels = np.full(len(images), UNLABELED) if labels is None else labels
@@ -346,7 +346,7 @@ class Batches:
         # Workers sampled the same parameters for their boxes. Sampling them again costs less than
         # sending them from process to process.
         sampled = self.dataset.sample(cropped.epoch, cropped.rows)
-        images = (channels_first(to_device(pixels, self.device)) for pixels in cropped.views)
+        images = (to_device(pixels, self.device).permute(0, 3, 1, 2) for pixels in cropped.views)
         pairs = zip(map(from_zero_to_one, images), sampled, strict=True)
         return [augment(view, params) for view, params in pairs], cropped.rows
 
@@ -373,13 +373,6 @@ class Growing:
 def from_zero_to_one(pixels: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Pixels of 8 bits divided by 255; others are from 0 to 1 already."""
     return pixels / 255 if pixels.dtype == torch.uint8 else pixels
-
-
-def channels_first(
-    pixels: Shaped[Tensor, "batch height width channel"],
-) -> Shaped[Tensor, "batch channel height width"]:
-    """The same pixels as networks take them, without a copy: channels last in memory."""
-    return pixels.permute(0, 3, 1, 2)
 
 
 @runtime_checkable
@@ -493,7 +486,7 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
         loaded = prefetch(self, 0, len(self), workers, images=self.batch_size)
         for pixels, bad in loaded:
             self.bad.update(bad)
-            yield channels_first(pixels)
+            yield pixels.permute(0, 3, 1, 2)  # without a copy: channels last in memory
 
 
 def to_input(pixels: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
