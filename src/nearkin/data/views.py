@@ -278,12 +278,11 @@ class View:
             raise UsageError(f"{values!r} is no view; give a table of {', '.join(known)}")
         for key in values.keys() - set(known):
             raise UsageError(f"a view has no {key}.{suggestion(key, known)}")
-        return cls(**{key: _checked(key, value) for key, value in values.items()})
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as TOML and JSON hold them."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        changed = {key: value for key, value in values.items() if value != getattr(View, key)}
+        changed = {key: value for key, value in vars(self).items() if value != getattr(View, key)}
         return {key: list(v) if isinstance(v, tuple) else v for key, v in changed.items()}
 
 
