@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import tifffile
 from jaxtyping import Float32, Shaped, UInt8
-from PIL import Image
+from PIL import ExifTags, Image
 
 from nearkin.data.decode import (
     NOT_AN_IMAGE,
@@ -41,7 +41,6 @@ NEEDS_CODECS: Final = "needs pip install 'nearkin[tiff]'"
 MAX_DECODED: Final = 2**30  # Bytes of one image
 MAX_PAGES: Final = 2**16  # A file that leads from page to page in a circle has no last one
 UNSPECIFIED: Final = 0  # Extra samples that are not said to be transparency
-ORIENTATION: Final = 274  # A TIFF tag
 
 logging.getLogger("tifffile").addHandler(logging.NullHandler())  # What is wrong is raised
 
@@ -173,7 +172,7 @@ def _check_pages(encoded: bytes, file: tifffile.TiffFile, offset: int) -> None:
 
 
 def _turn(page: tifffile.TiffPage) -> int:
-    tag = page.tags.get(ORIENTATION)
+    tag = page.tags.get(ExifTags.Base.Orientation)
     return tag.value if tag and tag.value in range(1, 9) else 1
 
 

@@ -285,9 +285,6 @@ def upright(pixels: np.ndarray, turn: int) -> np.ndarray:
     return pixels[:, ::-1] if turn in (2, 3, 6, 7) else pixels
 
 
-BITS_PER_SAMPLE: Final = 258  # A TIFF tag
-
-
 def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
     """Decode an image of one of `FORMATS`, recognized by content, into upright RGB, or `BadImage`.
 
@@ -362,7 +359,7 @@ def rgb(image: Image.Image) -> Image.Image:
         low, high = pixels.min(), pixels.max()
         if image.mode.startswith("I;16") or image.format == "PPM":
             tags = getattr(image, "tag_v2", {})
-            low, high = 0.0, 2.0 ** int(tags.get(BITS_PER_SAMPLE, (16,))[0]) - 1
+            low, high = 0.0, 2.0 ** int(tags.get(ExifTags.Base.BitsPerSample, (16,))[0]) - 1
         scaled = ((pixels - low) / max(high - low, np.finfo(np.float64).tiny)).clip(0, 1)
         return Image.fromarray(np.rint(255 * scaled).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
