@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nearkin.config import TrainConfig
-from nearkin.data.batches import Growing
+from nearkin.data.batches import growing
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.run.auto import backbone_for, resolve, view_sides, with_length
@@ -67,7 +67,7 @@ class Ours:
 
     def steps(self, start: int, total: int) -> Iterator[float]:
         """Train from one step to another; yield the loss of each."""
-        fed = Growing(self.parts, total).load(start, total)
+        fed = growing(self.parts, start, total, total)
         per_epoch = self.sampler.steps_per_epoch
         config = with_length(self.config, math.ceil(total / per_epoch), per_epoch, CPU)
         for _, step in training_steps(

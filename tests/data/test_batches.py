@@ -13,7 +13,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, CenterCrops, Growing, center_crops, to_input
+from nearkin.data.batches import Batches, CenterCrops, center_crops, growing, to_input
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
 from nearkin.data.rng import uniform
@@ -218,7 +218,7 @@ def test_arrays_are_cropped_together_as_they_are_one_by_one():
             assert images.read(3).any()
 
 
-def growing(preset="swav", side=96, size=64):
+def three_views(preset="swav", side=96, size=64):
     images, views = (
         open_images(builders.pixels(24, side), cache=False),
         views_of(preset, more=True)[:3],
@@ -227,25 +227,27 @@ def growing(preset="swav", side=96, size=64):
     return Batches.of(images, views, image_size=size, sampler=sampler, device=CPU)
 
 
-def sides(feed, start, stop):
-    return [tuple(view.shape[-1] for view in batch.views) for batch in feed.load(start, stop)]
+def sides(parts, start, stop):
+    return [
+        tuple(view.shape[-1] for view in batch.views)
+        for batch in growing(parts, start, stop, total=7)
+    ]
 
 
 def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
-    made = growing()
-    feed = Growing([made.resized(side) for side in (32, 48, 64)], total=7)
+    made = three_views()
+    parts = [made.resized(side) for side in (32, 48, 64)]
     whole = [(32, 32, 14)] * 2 + [(48, 48, 21)] * 2 + [(64, 64, 27)] * 3
-    assert sides(feed, 0, 7) == whole
+    assert sides(parts, 0, 7) == whole
     for start in range(7):
-        assert sides(feed, start, 7) == whole[start:]
-    assert sides(feed, 1, 4) == whole[1:4]
-    assert feed.sampler is made.sampler
+        assert sides(parts, start, 7) == whole[start:]
+    assert sides(parts, 1, 4) == whole[1:4]
 
 
 def test_a_smaller_view_shows_what_the_larger_one_shows():
     """Averaged to the same size, the views of both sizes differ by what resampling loses."""
     for side, size in ((48, 48), (96, 64)):
-        made = growing("simclr", side, size)
+        made = three_views("simclr", side, size)
         assert (made.pixels is not None) == (side == 48)  # in memory, and as from files
         half = made.resized(size // 2)
         for large, little in zip(made.load(0, 3), half.load(0, 3), strict=True):

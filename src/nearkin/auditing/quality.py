@@ -37,7 +37,7 @@ class BadQuality(NamedTuple):
 
 
 def _measures(images: Images, row: int) -> tuple[float, float, float, float]:
-    image = as_image(images.scaled(images.stored(row)), min_side=SIDE)
+    image = as_image(images.read(row), min_side=SIDE)
     bright = preview(np.asarray(image)).mean(axis=2, dtype=np.float32)
     scale = max(1.0, min(bright.shape) / SIDE)
     width, height = (max(2, round(edge / scale)) for edge in bright.shape[::-1])

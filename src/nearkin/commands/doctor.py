@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from nearkin.commands.arguments import PathLike, command
 from nearkin.commands.sources import source_of
-from nearkin.data.batches import Growing
+from nearkin.data.batches import growing
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.errors import DivergedError, UsageError
 from nearkin.method import Method
@@ -122,7 +122,7 @@ def _replay(
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
     total = max(int(config.epochs) * batches.sampler.steps_per_epoch, step + 1)
-    batch = next(Growing(parts_of(folder, config, batches, teacher), total).load(step, step + 1))
+    batch = next(growing(parts_of(folder, config, batches, teacher), step, step + 1, total))
     with _watched(method) as places:
         try:
             taken = training_steps(

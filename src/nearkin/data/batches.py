@@ -351,23 +351,16 @@ class Batches:
         return [augment(view, params) for view, params in pairs], cropped.rows
 
 
-@dataclass(frozen=True)
-class Growing:
-    """Batches whose views change their size: equal parts of training, one after the other."""
+def growing(
+    parts: Sequence[BatchLoader], start: int, stop: int, total: int
+) -> Generator[Batch, None, None]:
+    """The batches of the steps from `start` to before `stop`, in views that change their size.
 
-    parts: Sequence[BatchLoader]  # The batches of each size
-    total: int  # Steps of the whole training
-
-    @property
-    def sampler(self) -> BatchSampler:
-        """Which images each step sees."""
-        return self.parts[0].sampler
-
-    def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
-        """This process's part of the batches of the steps from `start` to before `stop`."""
-        ends = [self.total * (number + 1) // len(self.parts) for number in range(len(self.parts))]
-        for first, end, part in zip([0, *ends], ends, self.parts, strict=False):
-            yield from part.load(max(start, first), max(start, min(stop, end)))
+    Each of `parts` has the batches of one size, for an equal part of the `total` steps.
+    """
+    ends = [total * (number + 1) // len(parts) for number in range(len(parts))]
+    for first, end, part in zip([0, *ends], ends, parts, strict=False):
+        yield from part.load(max(start, first), max(start, min(stop, end)))
 
 
 def from_zero_to_one(pixels: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:

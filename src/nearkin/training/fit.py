@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from nearkin.config import TrainConfig
-from nearkin.data.batches import BatchLoader, Growing
+from nearkin.data.batches import BatchLoader, growing
 from nearkin.data.samplers import BatchSampler
 from nearkin.distributed import (
     all_reduce_max,
@@ -153,7 +153,7 @@ def fit(
         checkpointer = Checkpointer(files, trained, optimizer, config.save_every, start)
         stack.enter_context(interrupts)
         stack.enter_context(checkpointer.keeping_diverged())
-        fed = Growing(parts, total).load(start, total)
+        fed = growing(parts, start, total, total)
         for done, step in training_steps(
             config, trained, optimizer, fed, start=start, total=total, anchor=anchor
         ):
