@@ -62,10 +62,10 @@ class Leaks:
     # without a threshold, the highest that any has
     decoys: int  # Training images that the estimate is made with
 
-    def sentences(self, num_test: int) -> list[str]:
+    def sentences(self) -> list[str]:
         """What was found, by kind, and the threshold."""
         kinds = ", ".join(f"{n:,} {why}" for why, n in Counter(x.why for x in self.found).items())
-        share, of = len(self.found) / num_test, f"{num_test:,} test images"
+        share, of = len(self.found) / len(self.cosine), f"{len(self.cosine):,} test images"
         first = f"{len(self.found):,} of {of} ({share:.1%}) are training images, too"
         by = f"none by features: the highest precision of a threshold is {self.precision:.3f}"
         if self.threshold is not None:

@@ -176,7 +176,7 @@ class Audit(Result):
         if seen := audited.num_seen:
             of = f"{seen:,} of {count(test, 'test image')}"
             yield "encoder", [f"was trained on {of}, which flatters every accuracy; take another"]
-        yield "leaks", self.leaks.sentences(test)
+        yield "leaks", self.leaks.sentences()
         if self.proposals:
             yield "groups", [each.line() for each in self.proposals]
         if self.labels:
