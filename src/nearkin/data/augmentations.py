@@ -10,7 +10,7 @@ paper and in BYOL's.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -59,30 +59,22 @@ CHARACTERS: Final = View(
 )
 
 
-def weak(view: View) -> View:
-    """Crop, shift and flip only: the weak view of ReSSL (Zheng et al. 2021) and of FixMatch."""
-    return replace(view, kind="weak", jitter=0.0, gray=0.0, blur=0.0, solarize=0.0, rotate=0.0)
-
-
-def gray(view: View) -> View:
-    """The same view, always without color."""
-    return replace(view, kind="gray", gray=1.0)
-
-
 def small(view: View) -> View:
     """A small crop at low resolution: the multi-crop views of SwAV, and of DINO's ResNet-50."""
     return replace(view, kind="small", scale=(0.05, 0.14), size=96 / 224)
 
 
 REDUCED: Final = 2 / 3  # Side of a view of kind "reduced"
-
-
-def reduced(view: View) -> View:
-    """The same view at fewer pixels: less than half the cost, and shows as much of the image."""
-    return replace(view, kind="reduced", size=REDUCED * view.size)
-
-
-DERIVED: Final = {"weak": weak, "small": small, "reduced": reduced, "gray": gray}
+DERIVED: Final[dict[str, Callable[[View], View]]] = {
+    # Crop, shift and flip only: the weak view of ReSSL (Zheng et al. 2021) and of FixMatch
+    "weak": lambda view: replace(
+        view, kind="weak", jitter=0.0, gray=0.0, blur=0.0, solarize=0.0, rotate=0.0
+    ),
+    "small": small,
+    # Less than half the cost, and shows as much of the image
+    "reduced": lambda view: replace(view, kind="reduced", size=REDUCED * view.size),
+    "gray": lambda view: replace(view, kind="gray", gray=1.0),
+}
 """Kinds of views that every augmentation has: its own or, without one, derived from its first."""
 
 
