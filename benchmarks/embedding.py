@@ -27,9 +27,10 @@ from benchmarks.shared.memory import Watch
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from benchmarks.shared.turns import against_all, alternate
-from nearkin.data.batches import CenterCrops, to_input
+from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
+from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import images_at_once, inference
 from nearkin.encoders.preprocessing import Preprocessing
@@ -59,7 +60,7 @@ def forward(encoder: Encoder, images: Images, workers: int) -> float:
     start = time.perf_counter()
     with torch.inference_mode():
         for batch in pixels:
-            encoder(to_input(batch))
+            encoder(normalize(batch))
     return time.perf_counter() - start
 
 

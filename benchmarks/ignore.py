@@ -24,9 +24,10 @@ from benchmarks.audit import CPU, camera
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import Row
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, CenterCrops, to_input
+from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.opening import open_images
 from nearkin.data.samplers import RandomBatchSampler
+from nearkin.data.views import normalize
 from nearkin.evaluation.column import Known
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn
@@ -107,7 +108,7 @@ def trained(
 def features(backbone: Backbone, pixels: Pixels, labels: Labels) -> Embeddings:
     """Return the features of whole images."""
     crops = CenterCrops(open_images(pixels), pixels.shape[1])
-    vectors = unit(torch.cat([backbone(to_input(batch)).float() for batch in crops]))
+    vectors = unit(torch.cat([backbone(normalize(batch)).float() for batch in crops]))
     classes = tuple(map(str, range(10)))
     return Embeddings(vectors.numpy(), labels, classes=classes)
 

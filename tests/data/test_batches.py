@@ -13,12 +13,12 @@ from PIL import Image
 
 import nearkin
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, CenterCrops, center_crops, growing, to_input
+from nearkin.data.batches import Batches, CenterCrops, center_crops, growing
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
 from nearkin.data.rng import uniform
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.data.views import crop
+from nearkin.data.views import crop, normalize
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, UsageError
 from nearkin.types import UNLABELED
@@ -195,7 +195,7 @@ def test_networks_are_shown_pixels_with_imagenets_mean_and_deviation():
     pixels = torch.arange(256, dtype=torch.uint8).expand(1, 3, 2, 256)
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
-    torch.testing.assert_close(to_input(pixels) * std + mean, pixels / 255, rtol=0, atol=1e-6)
+    torch.testing.assert_close(normalize(pixels) * std + mean, pixels / 255, rtol=0, atol=1e-6)
 
 
 def test_arrays_are_cropped_together_as_they_are_one_by_one():

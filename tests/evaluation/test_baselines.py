@@ -5,8 +5,9 @@ import torch
 from builders import pixels as random_pixels
 from torch import nn
 
-from nearkin.data.batches import CenterCrops, to_input
+from nearkin.data.batches import CenterCrops
 from nearkin.data.opening import open_images
+from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.baselines import untrained
@@ -50,12 +51,12 @@ def test_batch_norms_have_the_statistics_of_training_images_and_branches_are_on(
     assert body.norm.momentum == 0.1
     pixels = torch.cat(list(CenterCrops(images, encoder.preprocessing, workers=0)))
     with torch.no_grad():
-        before = body.conv(to_input(pixels))
+        before = body.conv(normalize(pixels))
     torch.testing.assert_close(
         body.norm.running_mean, before.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-3
     )
     with torch.no_grad():
-        features = encoder.backbone(to_input(pixels))
+        features = encoder.backbone(normalize(pixels))
     assert features.std(dim=0).mean() > 1e-3
 
 

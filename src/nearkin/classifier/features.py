@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nearkin.classifier.kept import Found, KeptFeatures
 from nearkin.data.augmentations import Augment, views_of
-from nearkin.data.batches import Batches, CenterCrops, to_input
+from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.decode import BadImage
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.data.notes import lines
@@ -226,7 +226,7 @@ class Extraction:
         def inputs() -> Iterator[Tensor]:
             for shard in shards:
                 if not num_views:
-                    yield from (to_input(batch.to(self.device)) for batch in crops[shard])
+                    yield from (normalize(batch.to(self.device)) for batch in crops[shard])
                 for epoch in range(num_views):
                     for first in range(0, len(shard), by.batch_size):
                         rows = np.asarray(shard[first : first + by.batch_size])

@@ -347,8 +347,8 @@ class Batches:
         # sending them from process to process.
         sampled = self.dataset.sample(cropped.epoch, cropped.rows)
         images = (to_device(pixels, self.device).permute(0, 3, 1, 2) for pixels in cropped.views)
-        pairs = zip(map(from_zero_to_one, images), sampled, strict=True)
-        return [augment(view, params) for view, params in pairs], cropped.rows
+        views = [augment(*pair) for pair in zip(images, sampled, strict=True)]
+        return views, cropped.rows
 
 
 def growing(
@@ -361,11 +361,6 @@ def growing(
     ends = [total * (number + 1) // len(parts) for number in range(len(parts))]
     for first, end, part in zip([0, *ends], ends, parts, strict=False):
         yield from part.load(max(start, first), max(start, min(stop, end)))
-
-
-def from_zero_to_one(pixels: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Pixels of 8 bits divided by 255; others are from 0 to 1 already."""
-    return pixels / 255 if pixels.dtype == torch.uint8 else pixels
 
 
 @runtime_checkable
@@ -480,11 +475,6 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
         for pixels, bad in loaded:
             self.bad.update(bad)
             yield pixels.permute(0, 3, 1, 2)  # without a copy: channels last in memory
-
-
-def to_input(pixels: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
-    """Pixels of 8 bits, or from 0 to 1, as the normalized input of a network."""
-    return normalize(from_zero_to_one(pixels))
 
 
 def squares(

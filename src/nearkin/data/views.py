@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, UInt8
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, Shaped, UInt8
 from msgspec import Meta
 from torch import Tensor
 
@@ -404,14 +404,20 @@ def crop(
     return separable(pixels, rows, columns).clamp_(0, 1)
 
 
+def from_zero_to_one(pixels: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Pixels of 8 bits divided by 255; others are from 0 to 1 already."""
+    return pixels / 255 if pixels.dtype == torch.uint8 else pixels
+
+
 def augment(
-    images: Float32[Tensor, "batch channel side side"], params: ViewParams
+    images: Shaped[Tensor, "batch channel side side"], params: ViewParams
 ) -> Float32[Tensor, "batch channel side side"]:
     """Apply everything but the crop: warp, jitter, gray, blur, solarize, flip.
 
-    Values are in [0, 1]. The result is channels_last, the fastest layout for convolutions.
+    Pixels are of 8 bits, or in [0, 1]. The views are in [0, 1], and channels_last, the fastest
+    layout for convolutions.
     """
-    views = images.clone(memory_format=torch.contiguous_format)
+    views = from_zero_to_one(images).clone(memory_format=torch.contiguous_format)
     for operation, mask, *strengths in _changes(params):
         rows = np.flatnonzero(mask)
         if len(rows):
@@ -448,13 +454,15 @@ def input_statistics(num_channels: int) -> tuple[tuple[float, ...], tuple[float,
 
 
 def normalize(
-    images: Float[Tensor, "batch channel height width"],
+    images: Shaped[Tensor, "batch channel height width"],
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Float[Tensor, "batch _ height width"]:
-    """Subtract a mean and divide by a deviation; of three numbers, one channel becomes three.
+    """Subtract a mean from pixels of 8 bits, or from 0 to 1, and divide by a deviation.
 
-    `statistics` are these two, by default `input_statistics`.
+    `statistics` are these two, by default `input_statistics`; of three numbers, one channel
+    becomes three.
     """
-    values = torch.tensor(statistics or input_statistics(images.shape[1]), dtype=images.dtype)
-    mean, std = to_device(values, images.device)[..., None, None]
-    return images.sub(mean).div(std)
+    pixels = from_zero_to_one(images)
+    values = torch.tensor(statistics or input_statistics(pixels.shape[1]), dtype=pixels.dtype)
+    mean, std = to_device(values, pixels.device)[..., None, None]
+    return pixels.sub(mean).div(std)

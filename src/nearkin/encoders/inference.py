@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from typing_extensions import override
 
-from nearkin.data.batches import CenterCrops, to_input
+from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
+from nearkin.data.views import normalize
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.distributed.devices import native_precision
 from nearkin.encoders.encoder import Encoder
@@ -212,7 +213,7 @@ def encode_pixels(
     network: nn.Module, batches: Iterable[Shaped[Tensor, "_ _ _ _"]], device: torch.device
 ) -> Float[Tensor, "n d"]:
     """Compute the features of decoded images, by a network on that device."""
-    return encode(network, (to_input(batch.to(device)) for batch in batches))
+    return encode(network, (normalize(batch.to(device)) for batch in batches))
 
 
 # ---------------------------------------------------------------- other programs for the same

@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 
 from nearkin.config import MAX_IMAGE_SIZE
-from nearkin.data.batches import from_zero_to_one
 from nearkin.data.channels import Channels, named
 from nearkin.data.decode import CENTER, Pixels, PixelType, Planes, as_image, center
 from nearkin.data.images import Images
@@ -185,7 +184,7 @@ class Preprocessing:
 
     def to_input(self, pixels: Shaped[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
         """Normalize pixels, of 8 bits or from 0 to 1: what the network was trained on."""
-        return normalize(from_zero_to_one(pixels), (self.mean, self.std))
+        return normalize(pixels, (self.mean, self.std))
 
     def pixels(self, source: bytes | Pixels) -> Pixels:
         """Cut the evaluation view out of an image, encoded or decoded; `BadImage` as `decode`."""

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from nearkin.data.augmentations import Augment, views_of
-from nearkin.data.batches import CenterCrops, from_zero_to_one
+from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
+from nearkin.data.views import from_zero_to_one
 from nearkin.evaluation.metrics import predict
 from nearkin.types import UNLABELED
 

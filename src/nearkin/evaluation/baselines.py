@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nearkin.data.batches import CenterCrops, from_zero_to_one, to_input
+from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
+from nearkin.data.views import from_zero_to_one, normalize
 from nearkin.encoders.encoder import Encoder, untrained_like
 from nearkin.encoders.inference import images_at_once
 from nearkin.objectives import unit
@@ -76,7 +77,7 @@ def untrained(
         )
         pixels = torch.cat(list(crops))
         sound = [row for row in range(len(pixels)) if row not in crops.bad]
-        batches = (to_input(batch.to(device)) for batch in pixels[sound].split(size))
+        batches = (normalize(batch.to(device)) for batch in pixels[sound].split(size))
         _calibrate(other.to(device).backbone, norms, batches)
     return other
 

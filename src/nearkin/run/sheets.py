@@ -11,10 +11,11 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from nearkin.data.batches import Batches, CenterCrops, from_zero_to_one
+from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.channels import preview
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
+from nearkin.data.views import from_zero_to_one
 from nearkin.errors import DataError, UsageError
 from nearkin.files import creating, whole
 from nearkin.text import as_text, printable
