@@ -30,10 +30,10 @@ from benchmarks.shared.turns import against_all, alternate
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import images_at_once, inference
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.networks.branch import as_backbone
 

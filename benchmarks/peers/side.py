@@ -29,10 +29,10 @@ from benchmarks.peers.theirs import Theirs
 from benchmarks.shared.rows import commit, cpu
 from nearkin.config import TrainConfig
 from nearkin.data.batches import center_crops
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import BatchSampler
 from nearkin.data.split import Split
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.files import replace_text
 from nearkin.metrics.metric import Metric
 from nearkin.networks.backbone import build_backbone

@@ -16,10 +16,10 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops, center_crops, growing
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import crop, normalize
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, UsageError
 from nearkin.types import UNLABELED
 

@@ -28,8 +28,8 @@ from nearkin.data.channels import (
 from nearkin.data.decode import BadImage, PixelType, array_pixels, crops, decode
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import View, augment, contrast, sample_view
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, UsageError
 from nearkin.run.copies import copy_to
 

@@ -9,8 +9,8 @@ from PIL import Image
 from torch import nn
 
 import nearkin
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, UsageError
 from nearkin.networks.branch import as_backbone
 

@@ -16,11 +16,11 @@ from sources import cache_of_hub, offline, refusal, varied
 
 import nearkin
 from nearkin.commands.lists import list_names
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import folder_license, origin_lines
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.sources import license_of
 from nearkin.errors import CheckpointError, UsageError
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from nearkin.data.batches import CenterCrops
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.baselines import untrained
 from nearkin.networks.branch import as_backbone
 

@@ -33,8 +33,8 @@ from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
 from nearkin.commands import export as command
 from nearkin.config import TrainConfig
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.encoder import load, untrained, write_encoder
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.exports import compare
 from nearkin.exports.graphs import PixelNetwork

@@ -11,8 +11,8 @@ from builders import write_network
 from PIL import Image
 
 from nearkin.config import TrainConfig
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.encoder import load, untrained, write_encoder
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.exports.model_card import Card
 from nearkin.metrics.metric import Metric
 from nearkin.run.folder import RunFolder

@@ -22,10 +22,10 @@ from PIL import Image
 import nearkin
 from nearkin.classifier.assignments import COLUMNS
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.discovery.clusters import CLUSTER_COLUMNS
 from nearkin.discovery.rounds import accepted_classes
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.metrics import attentive
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, write_csv

@@ -18,10 +18,10 @@ from torchvision.models import vit_b_16
 import nearkin
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.split import split_images
 from nearkin.distributed import sharding
 from nearkin.encoders.encoder import Encoder, load, rescaled, resized, untrained_like
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import NearkinError, ResourceError, UsageError
 from nearkin.method import half_cosine
 from nearkin.methods import METHODS

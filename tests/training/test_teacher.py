@@ -19,10 +19,10 @@ from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.samplers import RandomBatchSampler
 from nearkin.data.views import View, normalize
 from nearkin.encoders.encoder import load, weight_bytes, write_encoder
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, ResourceError, UsageError
 from nearkin.files import read_sealed
 from nearkin.networks.backbone import build_backbone

@@ -19,8 +19,8 @@ from nearkin.classifier.classifier import read_classifier
 from nearkin.commands.arguments import EncoderLike, PathLike, command, name_of
 from nearkin.commands.sources import images_of
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.encoder import Encoder, load
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import NearkinError, OutputError, UsageError
 from nearkin.exports.atlas import write_atlas
 from nearkin.exports.compare import Sample, compare_graph, compare_native, noise, sample_of

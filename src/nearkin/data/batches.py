@@ -10,15 +10,15 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int64, Shaped, UInt8
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from nearkin.data.cache import Cache, check_cache
 from nearkin.data.channels import preview
-from nearkin.data.decode import MIDDLE_GRAY, BadImage, Pixels, as_image, center, crops
+from nearkin.data.decode import MIDDLE_GRAY, BadImage, crops
 from nearkin.data.images import SMALL_SIDE, Arrays, Images
 from nearkin.data.loader import prefetch, workers_that_fit
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
 from nearkin.data.samplers import BatchSampler
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_views
@@ -223,7 +223,7 @@ class Batches:
         bad, pixels = dict[int, str](), None
         dataset = ViewDataset(images, views, sampler, image_size, multiple, by_content=by_content)
         if held := dataset.held_side:
-            transform = SquareTransform(held, squash=True)
+            transform = Preprocessing(held, "squash", resize_to=held)
             squares, bad = center_crops(images, range(len(images)), transform)
             pixels = torch.from_numpy(squares).permute(0, 3, 1, 2).to(device)
         elif cache != "off":
@@ -363,50 +363,8 @@ def growing(
         yield from part.load(max(start, first), max(start, min(stop, end)))
 
 
-@runtime_checkable
-class EvaluationTransform(Protocol):
-    """How an image becomes the square that a network is shown."""
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square in pixels."""
-
-    def applied(self, images: Images) -> Images:
-        """The same images, with the range of channels that the network takes; or a DataError."""
-
-    def keeps(self, size: Sequence[int]) -> bool:
-        """Whether images of this height and width stay as they are."""
-
-    def pixels(self, source: bytes | Pixels) -> Pixels:
-        """The square, cut out of an image, encoded or decoded; else a `BadImage`."""
-
-
-@dataclass(frozen=True)
-class SquareTransform:
-    """The `center` of an image or, to `squash` it, all of it whatever its proportions."""
-
-    image_size: int
-    squash: bool = False
-
-    def applied(self, images: Images) -> Images:
-        """The same images."""
-        return images
-
-    def keeps(self, size: Sequence[int]) -> bool:
-        """Whether images have this size."""
-        return tuple(size) == (self.image_size, self.image_size)
-
-    def pixels(self, source: bytes | Pixels) -> Pixels:
-        """The square."""
-        if not self.squash:
-            return center(source, self.image_size)
-        size = self.image_size, self.image_size
-        image = as_image(source, min_side=2 * self.image_size)
-        return np.array(image.resize(size, Image.Resampling.BICUBIC))
-
-
 def center_crops(
-    images: Images, rows: Sequence[int], transform: EvaluationTransform
+    images: Images, rows: Sequence[int], transform: Preprocessing
 ) -> tuple[Shaped[np.ndarray, "rows _ _ _"], dict[int, str]]:
     """The evaluation views, mid-gray where unreadable, and the reason for each such row.
 
@@ -438,22 +396,21 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
     """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
 
     Of images with `channels` they are floats from 0 to 1, of as many channels. `transform` is the
-    preprocessing of a network, or the side in pixels of a `SquareTransform`. Unreadable images are
-    mid-gray and listed in `bad`; leave them out of whatever is computed.
+    preprocessing of a network, or the side in pixels of the center of any images. Unreadable
+    images are mid-gray and listed in `bad`; leave them out of whatever is computed.
     """
 
     def __init__(
         self,
         images: Images,
-        transform: int | EvaluationTransform,
+        transform: int | Preprocessing,
         *,
         batch_size: int = 256,
         workers: int = 0,
     ) -> None:
-        self.transform: EvaluationTransform = (
-            SquareTransform(transform) if isinstance(transform, int) else transform
-        )
-        self.images, self.batch_size = self.transform.applied(images), batch_size
+        self.transform = Preprocessing(transform) if isinstance(transform, int) else transform
+        self.images = images if isinstance(transform, int) else transform.applied(images)
+        self.batch_size = batch_size
         self.workers = 0 if images.is_small else workers
         self.bad: dict[int, str] = {}
         """Rows that could not be read, with the reason; complete after an iteration."""

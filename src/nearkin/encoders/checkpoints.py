@@ -22,11 +22,11 @@ from zipfile import is_zipfile
 import torch
 from torch import Tensor, nn
 
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.distributed import free_memory
 from nearkin.encoders import libraries
 from nearkin.encoders.libraries import Pretrained, described, differences
 from nearkin.encoders.origin import origin
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.extensions import absolute, is_reference, names_code
 from nearkin.files import check_unpacked, usable

@@ -21,13 +21,13 @@ from typing_extensions import override
 from nearkin.config import AutoImageSize
 from nearkin.data.channels import stored_channels
 from nearkin.data.decode import BadImage, Pixels, is_deep, rgb_pixels
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
 from nearkin.data.views import input_statistics
 from nearkin.distributed.devices import torch_defaults
 from nearkin.encoders import folders, sources
 from nearkin.encoders.checkpoints import SIZE
 from nearkin.encoders.origin import is_folder, origin_lines, weights_among
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.files import usable, write_whole

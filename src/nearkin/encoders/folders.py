@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.data.preprocessing import RESAMPLING, Crop, Preprocessing
 from nearkin.encoders.libraries import Pretrained, described, differences
 from nearkin.encoders.origin import folder_license, origin, read_json, weights_file
-from nearkin.encoders.preprocessing import RESAMPLING, Crop, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.files import usable
 from nearkin.schema import suggestion

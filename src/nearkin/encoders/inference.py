@@ -21,11 +21,11 @@ from typing_extensions import override
 
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import normalize
 from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.distributed.devices import native_precision
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
 from nearkin.networks.backbone import SMALL_IMAGE
 from nearkin.networks.branch import Module, eval_mode, hooked

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 import torch
 from torch import nn
 
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.origin import (
     NOT_STATED,
     folder_license,
@@ -26,7 +27,6 @@ from nearkin.encoders.origin import (
     torch_file,
     weights_file,
 )
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.files import usable
 from nearkin.networks.backbone import (

@@ -19,11 +19,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from nearkin.choices import GraphFormat, NativeFormat
+from nearkin.data.preprocessing import RESAMPLING, Preprocessing
 from nearkin.encoders import folders
 from nearkin.encoders.encoder import CUSTOM, Encoder, separate_weights
 from nearkin.encoders.libraries import timm_view
 from nearkin.encoders.origin import NOT_STATED, to_stderr
-from nearkin.encoders.preprocessing import RESAMPLING, Preprocessing
 from nearkin.errors import UsageError
 from nearkin.extensions import names_code
 from nearkin.networks.backbone import (

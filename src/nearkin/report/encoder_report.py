@@ -9,9 +9,9 @@ import numpy as np
 
 from nearkin.config import ClassifyConfig, Config, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.encoders.origin import origin_lines
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, metric_rows

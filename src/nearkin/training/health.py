@@ -18,9 +18,9 @@ from torch import Tensor
 from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader, CenterCrops
 from nearkin.data.images import Images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.split import Split
 from nearkin.encoders.inference import encode, encode_pixels, images_at_once
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DivergedError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import knn

@@ -19,6 +19,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.cache import check_cache
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
 from nearkin.data.samplers import BatchSampler, RandomBatchSampler
 from nearkin.data.split import Split
@@ -26,7 +27,6 @@ from nearkin.data.views import View
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
 from nearkin.encoders.origin import without_folder
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.projector import write_projector
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.baselines import untrained

@@ -11,6 +11,7 @@ from torch import nn
 
 from nearkin.config import AutoImageSize, TrainConfig
 from nearkin.data.images import Images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.distributed import free_memory
 from nearkin.encoders.encoder import (
     CUSTOM,
@@ -21,7 +22,6 @@ from nearkin.encoders.encoder import (
     weight_bytes,
     write_encoder,
 )
-from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import ResourceError, UsageError
 from nearkin.methods import method_class
 from nearkin.networks.backbone import NATIVE, build_backbone

@@ -10,7 +10,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from nearkin.data.decode import center
-from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.data.preprocessing import Preprocessing
 
 SIDES = [(333, 477), (477, 333), (224, 224), (97, 640), (641, 98), (256, 257), (30, 41)]
 
