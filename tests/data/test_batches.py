@@ -34,7 +34,7 @@ def small_images(count=40):
 def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_cifar", views=2):
     images = open_images(data, cache=False)
     order = RandomBatchSampler(len(images), batch_size, seed)
-    kinds = views_of(preset, ("strong",) * min(views, 2), more=views > 2)
+    kinds = views_of(preset, ("strong",) * min(views, 2), more=views > 2)[:views]
     return Batches.of(images, kinds, image_size=size, sampler=order, device=CPU, workers=workers)
 
 
@@ -218,15 +218,6 @@ def test_arrays_are_cropped_together_as_they_are_one_by_one():
             assert images.read(3).any()
 
 
-def three_views(preset="swav", side=96, size=64):
-    images, views = (
-        open_images(builders.pixels(24, side), cache=False),
-        views_of(preset, more=True)[:3],
-    )
-    sampler = RandomBatchSampler(24, 8, 0)
-    return Batches.of(images, views, image_size=size, sampler=sampler, device=CPU)
-
-
 def sides(parts, start, stop):
     return [
         tuple(view.shape[-1] for view in batch.views)
@@ -235,7 +226,7 @@ def sides(parts, start, stop):
 
 
 def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
-    made = three_views()
+    made = batches(builders.pixels(24, 96), size=64, preset="swav", views=3)
     parts = [made.resized(side) for side in (32, 48, 64)]
     whole = [(32, 32, 14)] * 2 + [(48, 48, 21)] * 2 + [(64, 64, 27)] * 3
     assert sides(parts, 0, 7) == whole
@@ -247,7 +238,7 @@ def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
 def test_a_smaller_view_shows_what_the_larger_one_shows():
     """Averaged to the same size, the views of both sizes differ by what resampling loses."""
     for side, size in ((48, 48), (96, 64)):
-        made = three_views("simclr", side, size)
+        made = batches(builders.pixels(24, side), size=size, preset="simclr")
         assert (made.pixels is not None) == (side == 48)  # in memory, and as from files
         half = made.resized(size // 2)
         for large, little in zip(made.load(0, 3), half.load(0, 3), strict=True):
