@@ -36,8 +36,7 @@ def random_boxes(
     u: Float64[np.ndarray, "batch draws"],
     scale: tuple[float, float],
     ratio: tuple[float, float],
-    width: Float[np.ndarray, " batch"],
-    height: Float[np.ndarray, " batch"],
+    sizes: Float[np.ndarray, "batch 2"],
 ) -> Float64[np.ndarray, "batch 4"]:
     """Boxes (left, top, width, height) distributed as torchvision's `RandomResizedCrop`.
 
@@ -45,16 +44,16 @@ def random_boxes(
     none fits, the largest one of an allowed ratio lies at the center. `u` holds areas and ratios
     of the attempts, then the position.
     """
+    width, height = sizes.T
     area = between(u[:, :ATTEMPTS], scale) * (width * height)[:, None]
     aspect = np.exp(between(u[:, ATTEMPTS:-2], (np.log(ratio[0]), np.log(ratio[1]))))
     sides = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2)))
-    limits = np.stack([width, height], axis=1)
-    fits = ((sides > 0) & (sides <= limits[:, None])).all(axis=2)
+    fits = ((sides > 0) & (sides <= sizes[:, None])).all(axis=2)
     chosen = sides[np.arange(len(u)), fits.argmax(axis=1)]
-    largest = np.rint(np.stack([height * ratio[1], width / ratio[0]], axis=1)).clip(1, limits)
+    largest = np.rint(np.stack([height * ratio[1], width / ratio[0]], axis=1)).clip(1, sizes)
     any_fits = fits.any(axis=1, keepdims=True)
     side = np.where(any_fits, chosen, largest)
-    free = limits - side
+    free = sizes - side
     corner = np.where(any_fits, np.floor(u[:, -2:] * (free + 1)), free // 2)
     return np.concatenate([corner, side], axis=1)
 
@@ -351,7 +350,7 @@ def sample_view(
         gain[lost, (gain_u[lost, 0] * own).astype(int)] = 0
         view = replace(view, brightness=0.0, saturation=0.0, hue=0.0, gray=0.0, solarize=0.0)
     sides = sizes.astype(float)
-    box = random_boxes(crop_u, view.scale, view.ratio, *sides.T) / np.tile(sides, 2)
+    box = random_boxes(crop_u, view.scale, view.ratio, sides) / np.tile(sides, 2)
     u_jitter, u_order, u_gray, u_blur, u_sigma, u_solarize, u_flip, u_angle = u[:, :8].T
     shift = between(u[:, 12:], (-view.translate, view.translate))
     if view.whole_shifts:
