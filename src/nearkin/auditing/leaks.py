@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nearkin.auditing.data import Audited
+from nearkin.auditing.data import Audited, Rows
 from nearkin.data.duplicates import (
     Groups,
     Signatures,
@@ -36,7 +36,6 @@ CANDIDATES: Final = 5  # Nearest training images of each image that are compared
 DECOYS: Final = 10_000  # Training images that tell how similar images are without a duplicate
 SAME: Final = 1 - 1e-5  # Cosine of vectors that are equal but for rounding
 
-Rows = Int[np.ndarray, " _"]
 Cosines = Float[np.ndarray, " _"]
 Vectors = Float[Tensor, "images dim"]
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from nearkin.auditing.data import Audited
+from nearkin.auditing.data import Audited, Rows
 from nearkin.errors import UsageError
 from nearkin.evaluation.metrics import knn, linear_probe
 from nearkin.metrics.metric import Difference, Metric, difference, share
@@ -20,7 +20,6 @@ BIN_SIZE: Final = 20  # Test images of a point, at the least
 FITTED: Final = 2**17  # Training images of the linear probe, at most: it passes over them often
 
 Cosines = Float[np.ndarray, " test"]
-Rows = Int[np.ndarray, " _"]
 
 
 @dataclass(frozen=True)

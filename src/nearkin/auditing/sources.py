@@ -11,11 +11,11 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from PIL import ExifTags
 from torch import Tensor
 
-from nearkin.auditing.data import SECOND, Audited
+from nearkin.auditing.data import SECOND, Audited, Rows
 from nearkin.data.boxes import without_box
 from nearkin.data.decode import opened
 from nearkin.data.duplicates import Groups, merged, pairs_of
@@ -38,7 +38,6 @@ FEWEST: Final = 10
 CAPTURE: Final = np.dtype([("camera", "u8"), ("time", "i8"), ("place", "i8", 2)])
 """What EXIF says: a hash of the camera, seconds, and the square of `PLACE`; 0 where nothing."""
 
-Rows = Int[np.ndarray, " _"]
 Mask = Bool[np.ndarray, " _"]
 
 
