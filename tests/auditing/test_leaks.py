@@ -1,7 +1,5 @@
 """Leaks across parts: what is found, with which precision, and what is refused."""
 
-import io
-
 import builders
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ from PIL import Image, ImageOps
 
 from nearkin.auditing.data import Audited
 from nearkin.auditing.leaks import _Neighbors, _threshold, find_leaks
+from nearkin.data.decode import decode
 from nearkin.data.opening import open_images
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
@@ -34,9 +33,7 @@ def look(audited, precision=0.9):
 
 def edited(image, kind):
     if kind == "near-duplicate":
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=60)
-        return Image.open(file)
+        return decode(builders.as_bytes(image, "JPEG", quality=60))
     if kind == "shifted":
         x, y = (round(0.04 * side) for side in image.size)
         pixels = np.pad(np.asarray(image), ((y, 0), (0, x), (0, 0)), "edge")
@@ -57,7 +54,8 @@ def test_copies_in_the_other_part_are_found_each_by_its_reason(tmp_path):
     for number, kind in enumerate(kinds * 3):
         edited(crops[number], kind).save(tmp_path / "test" / f"copy-{number:03}.png")
     images = open_images(tmp_path, labels="none")
-    pixels = np.stack([np.asarray(image.resize((4, 4))) for image in images_of(images)])
+    decoded = (decode(images.read(row)) for row in range(len(images)))
+    pixels = np.stack([np.asarray(image.resize((4, 4))) for image in decoded])
     pixels = pixels + pixels[:, :, ::-1].astype(np.float32)  # as features, which know no left
     features = unit(pixels.reshape(len(images), -1) - pixels.mean(dtype=np.float64))
     found = look(Audited(embeddings_of(images, features), images), 0.99).found
@@ -74,12 +72,6 @@ def test_copies_in_the_other_part_are_found_each_by_its_reason(tmp_path):
 def detailed(crops):
     """Those that show more than sky: a plain image is no near-duplicate of any."""
     return [image for image in crops if np.asarray(image.convert("L")).std() > 20]
-
-
-def images_of(images):
-    for row in range(len(images)):
-        with Image.open(io.BytesIO(images.stored(row))) as image:
-            yield image.convert("RGB")
 
 
 def test_the_threshold_is_the_lowest_one_whose_precision_is_high_enough():
