@@ -11,7 +11,6 @@ from typing_extensions import override
 from nearkin.commands.arguments import command
 from nearkin.config import TrainConfig
 from nearkin.data import notes
-from nearkin.data.duplicates import leaks
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.data.split import (
@@ -159,18 +158,19 @@ def check(
     on_progress = reporter_of(verbose).progress
     opened = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
     images = trained_or_scored(opened)
-    found, groups = searched(images, on_progress), images.groups
-    exact, near, warnings = None, None, list[str]()
+    found = searched(images, on_progress)
+    exact, near, leaked, warnings = None, None, 0, list[str]()
     if found:
-        exact, near, groups = found.num_exact, found.num_near, found.groups
+        exact, near = found.num_exact, found.num_near
         warnings = duplicate_warnings(exact, "exact", images)
         warnings += duplicate_warnings(near, "near", images)
     estimate, parts = None, dict[str, int]()
     try:
-        config, device = TrainConfig(), choose_device("auto")
+        config = TrainConfig()
         split = split_images(images, config.val, config.seed, on_progress, found=found)
-        images, train = split.images, split.train
+        images, train, leaked = split.images, split.train, int(split.leaked.sum())
         parts = {"train": len(train), "test": len(split.test_rows)}
+        device = choose_device("auto")
         config = resolve(config, train, device)
         estimate = _cost(config, train, device)
         warnings += augmentation_warnings(train, config.augment)
@@ -181,11 +181,7 @@ def check(
         images,
         exact,
         near,
-        Leaks(
-            len(leaks(groups, images.splits)),
-            int((images.splits == "test").sum()),
-            grouped=any(images.group_names),
-        ),
+        Leaks(leaked, int((images.splits == "test").sum()), grouped=any(images.group_names)),
         parts,
         tuple(warnings),
         proposal,

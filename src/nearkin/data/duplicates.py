@@ -140,16 +140,6 @@ def near_groups(known: Signatures, on_progress: ProgressCallback = ignore_progre
     return groups
 
 
-def leaks(groups: Groups, splits: Shaped[np.ndarray, " images"]) -> Int64[np.ndarray, " rows"]:
-    """Return the rows of test images that have a duplicate among the other images.
-
-    >>> leaks(np.array([0, 1, 0, 3]), np.array(["train", "train", "test", "test"]))
-    array([2])
-    """
-    test = splits == "test"
-    return np.flatnonzero(test & np.isin(groups, groups[~test]))
-
-
 def divided(found: Duplicates, most: int) -> Groups:
     """Divide groups of more than `most` images in the order of their names.
 

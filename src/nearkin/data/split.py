@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt64
 
-from nearkin.data.duplicates import Duplicates, divided, duplicates, leaks
+from nearkin.data.duplicates import Duplicates, divided, duplicates
 from nearkin.data.images import Images, in_bytes
 from nearkin.data.notes import Note, note_on, noted
 from nearkin.errors import DataError
@@ -98,7 +98,8 @@ class Split:
     @property
     def leaked(self) -> Bool[np.ndarray, " test"]:
         """Whether a near-duplicate of each held-out image, or one of its group, is trained on."""
-        return np.isin(self.test_rows, leaks(self.images.groups, self.splits))
+        groups = self.images.groups
+        return np.isin(groups[self.test_rows], groups[self.train_rows])
 
     def without(self, bad_rows: Collection[int], notes: Iterable[Note] = ()) -> "Split":
         """The same images less those that turned out unreadable, with notes on them."""
