@@ -428,19 +428,18 @@ def validate(
     predicts of others. For `folds` see `folds_of`.
     """
     rows = np.flatnonzero(folds != LEFT_OUT)
-    truth, place = target[rows], np.full(len(target), LEFT_OUT)
-    place[rows] = np.arange(len(rows))
+    truth, fold_of = target[rows], folds[rows]
     if not len(rows):
         return Validated(Choice(1.0, 0), rows, np.zeros((0, num_classes), np.float32), truth)
     held_out = np.zeros((len(strengths), len(rows), num_classes), np.float32)
-    for fold in np.unique(folds[rows]):
+    for fold in np.unique(fold_of):
         inside = torch.from_numpy(np.flatnonzero(folds != fold))
-        outside = torch.from_numpy(np.flatnonzero(folds == fold))
+        own = fold_of == fold
+        outside = torch.from_numpy(rows[own])
         for position, fitted in enumerate(fit(inside, strengths)):
-            held_out[position, place[outside]] = logits(fitted, outside).float().cpu().numpy()
-    right = [int((each.argmax(axis=1) == truth).sum()) for each in held_out]
-    loss = [log_loss(each, truth) for each in held_out]
-    best = min(range(len(strengths)), key=lambda position: (-right[position], loss[position]))
+            held_out[position, own] = logits(fitted, outside).float().cpu().numpy()
+    ranks = [(np.count_nonzero(x.argmax(axis=1) != truth), log_loss(x, truth)) for x in held_out]
+    best = ranks.index(min(ranks))  # the first of equal ones
     choice = Choice(strengths[best], len(rows), at_end=best in (0, len(strengths) - 1))
     return Validated(choice, rows, held_out[best], truth)
 
