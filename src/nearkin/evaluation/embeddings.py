@@ -170,6 +170,10 @@ class Embeddings(Result):
         return replace(self, labels=np.full_like(self.labels, UNLABELED))
 
 
+Pair = tuple[Embeddings, Embeddings]
+"""Training and test embeddings."""
+
+
 def _extent(labels: Shaped[np.ndarray, " n"]) -> tuple[Any, Any]:
     """The least and the greatest label; of no image, `UNLABELED`."""
     return (labels.min(), labels.max()) if len(labels) else (UNLABELED, UNLABELED)

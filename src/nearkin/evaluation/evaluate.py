@@ -25,7 +25,7 @@ from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.attentive import ImageViews
 from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.evaluation.embeddings import Embeddings, Pair, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks
 from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows, large_ks
 from nearkin.evaluation.protocols import GEOMETRY, METRICS, PROTOCOLS, Inputs, chosen
@@ -37,9 +37,6 @@ from nearkin.result import Result, Row
 from nearkin.text import aligned
 
 PIECE: Final = 1024  # Images whose features are checked at once
-
-Pair = tuple[Embeddings, Embeddings]
-"""Training and test embeddings."""
 
 
 # What is measured
