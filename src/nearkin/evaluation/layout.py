@@ -33,7 +33,7 @@ ITERATIONS, ITERATIONS_OF_MANY = 500, 250
 MOST_NEIGHBORS: Final = 3 * PERPLEXITY  # that attract an image in t-SNE
 CHECKED: Final = 10  # iterations of t-SNE after which a thread sees whether it is to stop
 MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
-ANCHORS: Final = 10  # images by which a new one is placed
+ANCHORS: Final = 10  # images by which a new one is placed, no more than `NEIGHBORS`
 BLOCK: Final = 4_096  # images that are placed, or decoded, at once
 
 Nearest = tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]
@@ -196,7 +196,7 @@ def place(
     places, other than their median, would be between.
     """
     bank = torch.from_numpy(features)
-    similarity, anchors = nearest(bank, torch.from_numpy(new), min(ANCHORS, len(features)))
+    similarity, anchors = nearest(bank, torch.from_numpy(new), ANCHORS)
     return _medians(xy[anchors.numpy()], similarity.numpy())
 
 
@@ -240,8 +240,7 @@ def placed(
     """
     pieces = list[Places]()
     for block in blocks:
-        k = min(max(ANCHORS, NEIGHBORS), len(landmarks))
-        similarity, near = (each.numpy() for each in nearest(landmarks, block, k))
+        similarity, near = (each.numpy() for each in nearest(landmarks, block, NEIGHBORS))
         xy = _medians(own.xy[near[:, :ANCHORS]], similarity[:, :ANCHORS])
         width = own.neighbors.shape[1]
         pieces.append(Places(xy, similarity[:, :width], near[:, :width]))
