@@ -182,9 +182,7 @@ def remove_column(
         f"{column} removed: kNN predicts it for {new.accuracy} of {new.accuracy.n:,} held-out "
         f"images, before for {old.accuracy}, by chance within classes for {tested.chance:.3f}"
     ]
-    change: Difference | str = FEW
-    if old.has_classes:
-        change = difference(knn(*new.pair)[0], knn(*old.pair)[0])
+    change = difference(knn(*new.pair)[0], knn(*old.pair)[0]) if old.has_classes else FEW
     lines.append(f"{KNN} with {column} removed: {change}")
     return without, lines
 
