@@ -99,8 +99,7 @@ def typical(
     k = min(len(labeled) + num, CLUSTERS, len(features))
     x, nobody = compact(features), np.full(len(features), UNLABELED)
     cluster = constrained_kmeans(x, nobody, k, seed=seed, n_init=1).cluster
-    is_labeled = np.zeros(len(x), bool)
-    is_labeled[labeled] = True
+    is_labeled = np.isin(np.arange(len(x)), labeled)
     turn, size = np.zeros(len(x), np.int64), np.bincount(cluster, minlength=k)[cluster]
     for number in range(k):
         members = np.flatnonzero(cluster == number)
