@@ -17,7 +17,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus, free_memory
 from nearkin.evaluation.table import read_embeddings
 from nearkin.files import read_arrays, sha256, usable, write_whole
-from nearkin.metrics.neighbors import nearest
+from nearkin.metrics.neighbors import Nearest, nearest
 from nearkin.metrics.selection import balanced
 from nearkin.run.folder import RunFolder
 
@@ -35,9 +35,6 @@ CHECKED: Final = 10  # iterations of t-SNE after which a thread sees whether it 
 MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
 ANCHORS: Final = 10  # images by which a new one is placed, no more than `NEIGHBORS`
 BLOCK: Final = 4_096  # images that are placed, or decoded, at once
-
-Nearest = tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]
-"""The cosine similarity of each image's nearest others, most similar first, and which they are."""
 
 
 def map_rows(
