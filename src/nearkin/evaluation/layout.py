@@ -36,6 +36,10 @@ MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
 ANCHORS: Final = 10  # images by which a new one is placed, no more than `NEIGHBORS`
 BLOCK: Final = 4_096  # images that are placed, or decoded, at once
 
+Vectors = Float32[np.ndarray, "n dim"]
+Rows = Int[np.ndarray, " n"]
+Coordinates = Float[np.ndarray, "n 2"]
+
 
 def map_rows(
     labels: np.ndarray, landmarks: int = LANDMARKS
@@ -52,11 +56,8 @@ def landmark_rows(labels: np.ndarray) -> Int[np.ndarray, " landmarks"]:
 
 
 def coordinates(
-    folder: RunFolder | None,
-    vectors: Float32[np.ndarray, "n dim"],
-    rows: Int[np.ndarray, " n"],
-    neighbors: Nearest | None = None,
-) -> Float[np.ndarray, "n 2"]:
+    folder: RunFolder | None, vectors: Vectors, rows: Rows, neighbors: Nearest | None = None
+) -> Coordinates:
     """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
 
     Without a folder, or in one that cannot be written to, they are computed each time.
@@ -66,7 +67,7 @@ def coordinates(
     return stored if stored is not None else _computed(folder, rows, Layout(vectors, neighbors))
 
 
-def _stored(folder: RunFolder, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n 2"] | None:
+def _stored(folder: RunFolder, rows: Rows) -> Coordinates | None:
     """Return the coordinates in a run folder; None unless they are of these rows."""
     if not folder.map.exists():
         return None
@@ -79,11 +80,8 @@ def _stored(folder: RunFolder, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray,
 
 
 def _computed(
-    folder: RunFolder | None,
-    rows: Int[np.ndarray, " n"],
-    layout: "Layout",
-    stop: Event | None = None,
-) -> Float[np.ndarray, "n 2"]:
+    folder: RunFolder | None, rows: Rows, layout: "Layout", stop: Event | None = None
+) -> Coordinates:
     """Compute coordinates, and store them in the run folder if it can be written to."""
     if folder is None:
         return layout.optimized(stop)
@@ -137,9 +135,7 @@ class Layout:
     `neighbors` are the `MOST_NEIGHBORS` nearest others of each image, if they are known.
     """
 
-    def __init__(
-        self, features: Float32[np.ndarray, "n d"], neighbors: Nearest | None = None
-    ) -> None:
+    def __init__(self, features: Vectors, neighbors: Nearest | None = None) -> None:
         self.threads = available_cpus() if len(features) > FEW else 1
         length = np.linalg.norm(features, axis=1, keepdims=True)
         unit = features / np.where(length > 0, length, 1)
@@ -161,7 +157,7 @@ class Layout:
             n_jobs=self.threads,
         )
 
-    def optimized(self, stop: Event | None = None) -> Float[np.ndarray, "n 2"]:
+    def optimized(self, stop: Event | None = None) -> Coordinates:
         """Return the coordinates; InterruptedError once `stop` is set."""
         if self.affinities is None:
             return self.start
@@ -183,9 +179,7 @@ class Layout:
 
 
 def place(
-    new: Float32[np.ndarray, "m d"],
-    features: Float32[np.ndarray, "n d"],
-    xy: Float[np.ndarray, "n 2"],
+    new: Float32[np.ndarray, "m dim"], features: Vectors, xy: Coordinates
 ) -> Float[np.ndarray, "m 2"]:
     """Return coordinates of new images on the map of these features.
 
@@ -219,7 +213,7 @@ def _medians(
 class Places(NamedTuple):
     """Where images lie, and the landmarks that they are most similar to."""
 
-    xy: Float[np.ndarray, "n 2"]
+    xy: Coordinates
     similarity: Float32[np.ndarray, "n k"]
     neighbors: Int[np.ndarray, "n k"]
 
@@ -247,7 +241,7 @@ def placed(
     return places
 
 
-def z_order(xy: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
+def z_order(xy: Coordinates) -> Rows:
     """Return points along a Z-order curve, on which neighbors are mostly close to each other.
 
     >>> z_order(np.array([[0.0, 0.0], [9.0, 9.0], [1.0, 0.0], [9.0, 8.0]])).tolist()
@@ -259,7 +253,7 @@ def z_order(xy: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
     return np.argsort(np.sum(bits, axis=(0, 2)), kind="stable")
 
 
-def _principal_components(unit: Float32[np.ndarray, "n d"]) -> Float[np.ndarray, "n 2"]:
+def _principal_components(unit: Vectors) -> Coordinates:
     from sklearn.decomposition import PCA
 
     scores = np.zeros((len(unit), 2))
