@@ -273,9 +273,8 @@ def evaluate_split(
         scored=TEST if len(readable.test) else "training images",
         on_progress=on_progress,
     )
-    sizes = {"train": len(readable.train)}
-    if len(readable.test):  # there is no test where none is held out
-        sizes["test"] = len(readable.test)
+    # There is no test where none is held out.
+    sizes = evaluation.sizes if len(readable.test) else {"train": len(readable.train)}
     leaked = split.leaked[np.isin(split.test_rows, embeddings.rows)]
     grouped = any(split.images.group_names)
     leaks = find_leaks(leaked, evaluation.metrics[table], grouped=grouped)
@@ -299,9 +298,8 @@ def label_free(
     some = images.spread(GEOMETRY_IMAGES)
     by = inference(encoder, device)
     of = encode_images(by, some, workers=workers, on_progress=on_progress)
-    how: Any = {"seed": seed, "augment": augment, "device": device}
-    test = replace(of, second_view=second_view(encoder, some.subset(of.rows), **how))
-    inputs = Inputs(of, test, seed, device, scored="images")
+    view = second_view(encoder, some.subset(of.rows), seed=seed, augment=augment, device=device)
+    inputs = Inputs(of, replace(of, second_view=view), seed, device, scored="images")
     metrics, _ = _measured(inputs, GEOMETRY, on_progress)
     return {metric.name: metric for metric in metrics}
 
