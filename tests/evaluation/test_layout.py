@@ -73,8 +73,8 @@ def test_lengths_change_nothing_and_turning_the_features_nothing_but_rounding(ma
 
 def test_neighbors_on_the_map_are_neighbors_by_cosine(mapped):
     features, *_, places = mapped
-    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    shared = [len(np.intersect1d(a, b)) for a, b in zip(nearest(unit, 10), nearest(places, 10))]
+    pairs = zip(nearest(unit(features), 10), nearest(places, 10))
+    shared = [len(np.intersect1d(a, b)) for a, b in pairs]
     assert np.mean(shared) > 4  # of 10; by chance .8
 
 
@@ -85,9 +85,7 @@ def test_a_few_images_have_places_of_their_own(count, dim):
     places = tsne(features)
     assert places.shape == (count, 2)
     assert np.isfinite(places).all()
-    directions = np.unique(
-        (features / np.linalg.norm(features, axis=1, keepdims=True)).round(5), axis=0
-    )
+    directions = np.unique(unit(features).round(5), axis=0)
     if count < 4:
         assert len(np.unique(places.round(9), axis=0)) == len(directions)
 

@@ -16,10 +16,6 @@ from nearkin.metrics.intervals import jackknife
 from nearkin.metrics.metric import Difference, difference, share
 
 
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
 def differing(metric="kNN top-1", value=0.0, low=-0.02, high=0.02, second=0.5):
     return Difference(metric, second + value, second, low, high, 1000, 1000.0)
 
@@ -118,10 +114,11 @@ def clouds(noise, seed, n=300, dim=8):
 
 def tables(new, old, labeled=True, view=0.1):
     """Training and test features of an encoder and its start, from the noise of each."""
+    drawn = np.random.default_rng(3).normal(size=(300, 8)).astype(np.float32)
 
     def of(noise):
         (train, y), (test, y_test) = clouds(noise, 1), clouds(noise, 2)
-        second = test + view * noise * normal(*test.shape, seed=3)
+        second = test + view * noise * drawn
         if not labeled:
             return features(train), features(test, view=second)
         return features(train, y), features(test, y_test, second)

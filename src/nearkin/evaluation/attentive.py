@@ -112,5 +112,4 @@ def tokens_of(
     size = images_at_once(encoder.image_size, device)
     crops = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
     pieces = tracked(crops, len(images), "tokens", on_progress)
-    flat = encode_pixels(network, pieces, device)
-    return flat.reshape(len(flat), network.num_tokens, network.dim)
+    return encode_pixels(network, pieces, device).reshape(-1, network.num_tokens, network.dim)

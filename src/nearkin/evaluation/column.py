@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.embeddings import Embeddings, Pair
 from nearkin.evaluation.metrics import CPU, KNN, TEST, K, knn, linear_probe, predict, vote_protocol
 from nearkin.metrics.erasure import Eraser, leace
 from nearkin.metrics.metric import Difference, Metric, difference, share
@@ -24,7 +24,6 @@ FEW: Final = "not measured, it needs labeled test images, and training images of
 
 Values = Shaped[np.ndarray, " _"]
 """The value of each image, as text; '' where it is unknown."""
-Pair = tuple[Embeddings, Embeddings]
 
 
 @dataclass(frozen=True)
@@ -183,9 +182,7 @@ def remove_column(
         f"{column} removed: kNN predicts it for {new.accuracy} of {new.accuracy.n:,} held-out "
         f"images, before for {old.accuracy}, by chance within classes for {tested.chance:.3f}"
     ]
-    change: Difference | str = FEW
-    if old.has_classes:
-        change = difference(knn(*new.pair)[0], knn(*old.pair)[0])
+    change = difference(knn(*new.pair)[0], knn(*old.pair)[0]) if old.has_classes else FEW
     lines.append(f"{KNN} with {column} removed: {change}")
     return without, lines
 

@@ -204,23 +204,15 @@ def edit_test(
     drawn = images.subset(at)
     edits = np.resize([*EDITS], len(drawn))
     edited = replace(drawn, source=EditedSource(drawn, edits, seed))
-    embeddings = encode_images(
-        inference(encoder, device),
-        edited,
-        workers=workers,
-        on_progress=under("copies", on_progress),
-    )
-    read = embeddings.rows
-    copy = (unit(embeddings.tensor) * vectors[read]).sum(dim=1).numpy()
-    tested = different.any(axis=1)[read]
+    by, progress = inference(encoder, device), under("copies", on_progress)
+    embeddings = encode_images(by, edited, workers=workers, on_progress=progress)
+    copy = (unit(embeddings.tensor) * vectors[embeddings.rows]).sum(dim=1).numpy()
+    tested = different.any(axis=1)[embeddings.rows]
     if tested.sum() < LEAST:
         raise DataError(
             f"{tested.sum()} images have another image to be told from, too few to estimate a "
             f"precision; give a --threshold, or {LEAST} images or more"
         )
-    return EditTest(
-        edit=edits[read[tested]],
-        copy=copy[tested],
-        other=other[read][tested],
-        pairs=np.stack([at, other_row], axis=1)[read][tested],
-    )
+    kept = embeddings.rows[tested]
+    pairs = np.stack([at, other_row], axis=1)[kept]
+    return EditTest(edit=edits[kept], copy=copy[tested], other=other[kept], pairs=pairs)

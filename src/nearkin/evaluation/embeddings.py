@@ -132,15 +132,9 @@ class Embeddings(Result):
             self.groups, return_index=True, return_inverse=True, return_counts=True
         )
         own = [self.paths[row] for row in first.tolist()] if self.paths else map(str, number)
-        named = {  # By the first image that has a name
-            each: name
-            for each, name in zip(group[::-1].tolist(), names[::-1], strict=True)
-            if name
-        }
-        called = [
-            named.get(each) or (name if many else "")
-            for each, (name, many) in enumerate(zip(own, size > 1, strict=True))
-        ]
+        called = [name if many else "" for name, many in zip(own, size > 1, strict=True)]
+        for each, name in zip(group[::-1].tolist(), names[::-1], strict=True):
+            called[each] = name or called[each]  # In the end that of the first image with one
         return [called[each] for each in group.tolist()]
 
     def subset(self, rows: Shaped[np.ndarray, " rows"] | Sequence[int]) -> "Embeddings":
@@ -168,6 +162,10 @@ class Embeddings(Result):
     def unlabeled(self) -> "Embeddings":
         """Return the same without labels."""
         return replace(self, labels=np.full_like(self.labels, UNLABELED))
+
+
+Pair = tuple[Embeddings, Embeddings]
+"""Training and test embeddings."""
 
 
 def _extent(labels: Shaped[np.ndarray, " n"]) -> tuple[Any, Any]:
@@ -201,12 +199,10 @@ def images_per_shard(count: int, device: torch.device) -> int:
     On a CPU that is about a minute's work; on a GPU, starting to decode a shard takes longer than
     computing a small one.
 
-    >>> cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    >>> (
-    ...     [images_per_shard(count, cpu) for count in (10_000, 100_000)],
-    ...     images_per_shard(10_000, gpu),
-    ... )
-    ([1024, 2048], 16384)
+    >>> [images_per_shard(count, torch.device("cpu")) for count in (10_000, 100_000)]
+    [1024, 2048]
+    >>> images_per_shard(10_000, torch.device("cuda"))
+    16384
     """
     least = SHARD if device.type == "cpu" else 16 * SHARD
     return least * math.ceil(count / (MOST_SHARDS * least))

@@ -25,7 +25,7 @@ from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.attentive import ImageViews
 from nearkin.evaluation.baselines import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.column import ColumnTest
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.evaluation.embeddings import Embeddings, Pair, embeddings_of, encode_images
 from nearkin.evaluation.leaks import Leaks, find_leaks
 from nearkin.evaluation.metrics import CPU, GEOMETRY_IMAGES, TEST, geometry_rows, large_ks
 from nearkin.evaluation.protocols import GEOMETRY, METRICS, PROTOCOLS, Inputs, chosen
@@ -37,9 +37,6 @@ from nearkin.result import Result, Row
 from nearkin.text import aligned
 
 PIECE: Final = 1024  # Images whose features are checked at once
-
-Pair = tuple[Embeddings, Embeddings]
-"""Training and test embeddings."""
 
 
 # What is measured
@@ -276,9 +273,8 @@ def evaluate_split(
         scored=TEST if len(readable.test) else "training images",
         on_progress=on_progress,
     )
-    sizes = {"train": len(readable.train)}
-    if len(readable.test):  # there is no test where none is held out
-        sizes["test"] = len(readable.test)
+    # There is no test where none is held out.
+    sizes = evaluation.sizes if len(readable.test) else {"train": len(readable.train)}
     leaked = split.leaked[np.isin(split.test_rows, embeddings.rows)]
     grouped = any(split.images.group_names)
     leaks = find_leaks(leaked, evaluation.metrics[table], grouped=grouped)
@@ -302,9 +298,8 @@ def label_free(
     some = images.spread(GEOMETRY_IMAGES)
     by = inference(encoder, device)
     of = encode_images(by, some, workers=workers, on_progress=on_progress)
-    how: Any = {"seed": seed, "augment": augment, "device": device}
-    test = replace(of, second_view=second_view(encoder, some.subset(of.rows), **how))
-    inputs = Inputs(of, test, seed, device, scored="images")
+    view = second_view(encoder, some.subset(of.rows), seed=seed, augment=augment, device=device)
+    inputs = Inputs(of, replace(of, second_view=view), seed, device, scored="images")
     metrics, _ = _measured(inputs, GEOMETRY, on_progress)
     return {metric.name: metric for metric in metrics}
 

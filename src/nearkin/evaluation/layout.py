@@ -17,7 +17,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus, free_memory
 from nearkin.evaluation.table import read_embeddings
 from nearkin.files import read_arrays, sha256, usable, write_whole
-from nearkin.metrics.neighbors import nearest
+from nearkin.metrics.neighbors import Nearest, nearest
 from nearkin.metrics.selection import balanced
 from nearkin.run.folder import RunFolder
 
@@ -33,11 +33,12 @@ ITERATIONS, ITERATIONS_OF_MANY = 500, 250
 MOST_NEIGHBORS: Final = 3 * PERPLEXITY  # that attract an image in t-SNE
 CHECKED: Final = 10  # iterations of t-SNE after which a thread sees whether it is to stop
 MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
-ANCHORS: Final = 10  # images by which a new one is placed
+ANCHORS: Final = 10  # images by which a new one is placed, no more than `NEIGHBORS`
 BLOCK: Final = 4_096  # images that are placed, or decoded, at once
 
-Nearest = tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]
-"""The cosine similarity of each image's nearest others, most similar first, and which they are."""
+Vectors = Float32[np.ndarray, "n dim"]
+Rows = Int[np.ndarray, " n"]
+Coordinates = Float[np.ndarray, "n 2"]
 
 
 def map_rows(
@@ -55,11 +56,8 @@ def landmark_rows(labels: np.ndarray) -> Int[np.ndarray, " landmarks"]:
 
 
 def coordinates(
-    folder: RunFolder | None,
-    vectors: Float32[np.ndarray, "n dim"],
-    rows: Int[np.ndarray, " n"],
-    neighbors: Nearest | None = None,
-) -> Float[np.ndarray, "n 2"]:
+    folder: RunFolder | None, vectors: Vectors, rows: Rows, neighbors: Nearest | None = None
+) -> Coordinates:
     """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
 
     Without a folder, or in one that cannot be written to, they are computed each time.
@@ -69,7 +67,7 @@ def coordinates(
     return stored if stored is not None else _computed(folder, rows, Layout(vectors, neighbors))
 
 
-def _stored(folder: RunFolder, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n 2"] | None:
+def _stored(folder: RunFolder, rows: Rows) -> Coordinates | None:
     """Return the coordinates in a run folder; None unless they are of these rows."""
     if not folder.map.exists():
         return None
@@ -82,11 +80,8 @@ def _stored(folder: RunFolder, rows: Int[np.ndarray, " n"]) -> Float[np.ndarray,
 
 
 def _computed(
-    folder: RunFolder | None,
-    rows: Int[np.ndarray, " n"],
-    layout: "Layout",
-    stop: Event | None = None,
-) -> Float[np.ndarray, "n 2"]:
+    folder: RunFolder | None, rows: Rows, layout: "Layout", stop: Event | None = None
+) -> Coordinates:
     """Compute coordinates, and store them in the run folder if it can be written to."""
     if folder is None:
         return layout.optimized(stop)
@@ -140,9 +135,7 @@ class Layout:
     `neighbors` are the `MOST_NEIGHBORS` nearest others of each image, if they are known.
     """
 
-    def __init__(
-        self, features: Float32[np.ndarray, "n d"], neighbors: Nearest | None = None
-    ) -> None:
+    def __init__(self, features: Vectors, neighbors: Nearest | None = None) -> None:
         self.threads = available_cpus() if len(features) > FEW else 1
         length = np.linalg.norm(features, axis=1, keepdims=True)
         unit = features / np.where(length > 0, length, 1)
@@ -164,7 +157,7 @@ class Layout:
             n_jobs=self.threads,
         )
 
-    def optimized(self, stop: Event | None = None) -> Float[np.ndarray, "n 2"]:
+    def optimized(self, stop: Event | None = None) -> Coordinates:
         """Return the coordinates; InterruptedError once `stop` is set."""
         if self.affinities is None:
             return self.start
@@ -186,9 +179,7 @@ class Layout:
 
 
 def place(
-    new: Float32[np.ndarray, "m d"],
-    features: Float32[np.ndarray, "n d"],
-    xy: Float[np.ndarray, "n 2"],
+    new: Float32[np.ndarray, "m dim"], features: Vectors, xy: Coordinates
 ) -> Float[np.ndarray, "m 2"]:
     """Return coordinates of new images on the map of these features.
 
@@ -196,7 +187,7 @@ def place(
     places, other than their median, would be between.
     """
     bank = torch.from_numpy(features)
-    similarity, anchors = nearest(bank, torch.from_numpy(new), min(ANCHORS, len(features)))
+    similarity, anchors = nearest(bank, torch.from_numpy(new), ANCHORS)
     return _medians(xy[anchors.numpy()], similarity.numpy())
 
 
@@ -222,7 +213,7 @@ def _medians(
 class Places(NamedTuple):
     """Where images lie, and the landmarks that they are most similar to."""
 
-    xy: Float[np.ndarray, "n 2"]
+    xy: Coordinates
     similarity: Float32[np.ndarray, "n k"]
     neighbors: Int[np.ndarray, "n k"]
 
@@ -240,8 +231,7 @@ def placed(
     """
     pieces = list[Places]()
     for block in blocks:
-        k = min(max(ANCHORS, NEIGHBORS), len(landmarks))
-        similarity, near = (each.numpy() for each in nearest(landmarks, block, k))
+        similarity, near = (each.numpy() for each in nearest(landmarks, block, NEIGHBORS))
         xy = _medians(own.xy[near[:, :ANCHORS]], similarity[:, :ANCHORS])
         width = own.neighbors.shape[1]
         pieces.append(Places(xy, similarity[:, :width], near[:, :width]))
@@ -251,7 +241,7 @@ def placed(
     return places
 
 
-def z_order(xy: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
+def z_order(xy: Coordinates) -> Rows:
     """Return points along a Z-order curve, on which neighbors are mostly close to each other.
 
     >>> z_order(np.array([[0.0, 0.0], [9.0, 9.0], [1.0, 0.0], [9.0, 8.0]])).tolist()
@@ -263,7 +253,7 @@ def z_order(xy: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
     return np.argsort(np.sum(bits, axis=(0, 2)), kind="stable")
 
 
-def _principal_components(unit: Float32[np.ndarray, "n d"]) -> Float[np.ndarray, "n 2"]:
+def _principal_components(unit: Vectors) -> Coordinates:
     from sklearn.decomposition import PCA
 
     scores = np.zeros((len(unit), 2))

@@ -17,6 +17,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.shards import NOTE, ShardFolder
 from nearkin.evaluation.vectors import AGAIN, BLOCK_SIZE, COLUMNS, ENCODER, REMOVED, SUFFIX
 from nearkin.files import usable
+from nearkin.metrics.neighbors import Nearest
 from nearkin.objectives import unit
 from nearkin.text import as_text
 
@@ -160,9 +161,7 @@ class EmbeddingTable:
             group_names=groups if any(groups) else (),
         )
 
-    def nearest(
-        self, queries: Float[Tensor, "queries dim"], k: int
-    ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
+    def nearest(self, queries: Float[Tensor, "queries dim"], k: int) -> Nearest:
         """Return the `k` rows most similar to each unit query, and the cosines, largest first.
 
         Equal cosines are in the order of the table. A product of matrices rounds by their shapes,

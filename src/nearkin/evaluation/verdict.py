@@ -13,13 +13,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.embeddings import Pair
 from nearkin.evaluation.metrics import KNN, knn_refits
 from nearkin.metrics.intervals import jackknife
 from nearkin.metrics.metric import Difference, Metric, difference
 
 Verdict = Literal["helped", "no difference", "worse", "unknown"]
-Tables = Mapping[str, tuple[Embeddings, Embeddings]]
+Tables = Mapping[str, Pair]
 """Training and test embeddings, by table: the encoder's first, then `start` and others."""
 Metrics = Mapping[str, Sequence[Metric]]
 """What was measured of each table."""

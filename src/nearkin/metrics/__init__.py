@@ -1,1 +1,1 @@
-"""Measures: pure functions of tables and tensors."""
+"""Metrics: pure functions of tables and tensors."""

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.data.rng import seeded
-from nearkin.errors import DataError
 from nearkin.metrics.probe import Validated, choice_folds, minimize, validate
 from nearkin.networks.tokens import AttentivePooling, pool_tokens
 
@@ -56,17 +55,12 @@ def train_attentive_probe(
 
     Minimizes the mean cross-entropy plus the squared weights and attention over `2 C n` by L-BFGS
     on all images at once, from an attention that is nearly that of an average. With no attention
-    it is the linear probe on mean tokens. All images have a label.
+    it is the linear probe on mean tokens. All images have a label, of two classes or more.
 
     Returns:
         The probe, and what was predicted of images while they were held out.
-
-    Raises:
-        DataError: If there are not two classes.
     """
     classes, target = np.unique(labels, return_inverse=True)
-    if len(classes) < 2:
-        raise DataError("the attentive probe needs labeled images of two classes or more")
     x = tokens.float()
     std, mean = torch.std_mean(x, dim=(0, 1), correction=0)
     std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)

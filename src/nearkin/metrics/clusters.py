@@ -47,9 +47,8 @@ def right(labels: Labels, clusters: Labels, mapping: Mapping[int, int]) -> Bool[
     array([ True, False, False])
     """
     names, column = np.unique(clusters, return_inverse=True)
-    matched = np.array([name in mapping for name in names.tolist()], dtype=bool)
-    label = np.array([mapping.get(name, 0) for name in names.tolist()], dtype=np.int64)
-    return np.asarray(matched[column] & (label[column] == labels))
+    matched = np.array([mapping.get(name, np.nan) for name in names.tolist()], np.float64)
+    return np.asarray(matched[column] == labels)  # no class is NaN
 
 
 # As two labelings

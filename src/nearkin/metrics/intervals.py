@@ -47,9 +47,8 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     center = share + Z**2 / (2 * n)
     half = Z * (share * (1 - share) / n + (Z / (2 * n)) ** 2) ** 0.5
     shrink = 1 + Z**2 / n
-    low, high, right, wrong = (
-        (center - half) / shrink, (center + half) / shrink, share * n, (1 - share) * n,
-    )  # fmt: skip
+    low, high = (center - half) / shrink, (center + half) / shrink
+    right, wrong = share * n, (1 - share) * n
     low = min(low, float(betaincinv(right, wrong + 1, RARE))) if right > 0 else 0.0
     high = max(high, float(betaincinv(right + 1, wrong, 1 - RARE))) if wrong > 0 else 1.0
     return low, high

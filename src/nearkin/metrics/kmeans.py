@@ -14,6 +14,11 @@ from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks
 from nearkin.types import UNLABELED
 
+Features = Float[np.ndarray, "n dim"]
+Centers = Float[np.ndarray, "k dim"]
+Clusters = Int[np.ndarray, " n"]
+"""The number of the cluster of each row."""
+
 WIDEST: Final = 64  # Wider features are reduced to as many principal components, for speed
 COPIES: Final = 4  # Of what it clusters, that k-means holds at most, with its first draws
 BLOCK: Final = 2**23  # Features, or distances, that are computed with at once, 32 MiB in float32
@@ -28,8 +33,8 @@ ROUNDING: Final = 1e-24  # A squared distance below this share of the longest ro
 class Clustering:
     """Rows in clusters, the mean of each cluster, and what is left within them."""
 
-    cluster: Int[np.ndarray, " n"]  # The cluster of each row, 0 to `k - 1`
-    centers: Float[np.ndarray, "k dim"]  # The mean of its rows; for an empty one, where it was
+    cluster: Clusters  # The cluster of each row, 0 to `k - 1`
+    centers: Centers  # The mean of its rows; for an empty one, where it was
     inertia: float  # Sum of squared distances of the rows to the centers of their clusters
 
 
@@ -60,8 +65,8 @@ def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
 
 
 def constrained_kmeans(
-    features: Float[np.ndarray, "n dim"],
-    label: Int[np.ndarray, " n"],
+    features: Features,
+    label: Clusters,
     k: int,
     *,
     seed: int,
@@ -102,29 +107,23 @@ def constrained_kmeans(
 class _Rows:
     """The rows; the sums over labeled ones, which never move, are computed once."""
 
-    def __init__(
-        self, x: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], k: int
-    ) -> None:
+    def __init__(self, x: Features, label: Clusters, k: int) -> None:
         self.x, self.label, self.moving = x, label, label == UNLABELED
         self.free = x if self.moving.all() else x[self.moving]
         self.square = np.einsum("nd,nd->n", self.free, self.free)
         self.least = ROUNDING * float(np.einsum("nd,nd->n", x, x).max())
         self.total, self.count = _sums(x[~self.moving], label[~self.moving], k)
 
-    def distances(
-        self, centers: Float[np.ndarray, "k dim"], rows: slice = slice(None)
-    ) -> Float[np.ndarray, "free k"]:
+    def distances(self, centers: Centers, rows: slice = slice(None)) -> Float[np.ndarray, "n k"]:
         """Squared, of unlabeled rows."""
         centers = centers.astype(self.free.dtype)
-        product: Float[np.ndarray, "free k"] = self.free[rows] @ (-2 * centers.T)
+        product: Float[np.ndarray, "n k"] = self.free[rows] @ (-2 * centers.T)
         product += np.einsum("kd,kd->k", centers, centers)
         product += self.square[rows, None]
         np.maximum(product, 0, out=product)
         return product
 
-    def nearest(
-        self, centers: Float[np.ndarray, "k dim"]
-    ) -> tuple[Int[np.ndarray, " free"], Float[np.ndarray, " free"]]:
+    def nearest(self, centers: Centers) -> tuple[Clusters, Float[np.ndarray, " n"]]:
         """Return the nearest center of each unlabeled row, and the squared distance to it."""
         cluster = np.empty(len(self.free), np.int64)
         away = np.full(len(self.free), np.inf, self.free.dtype)
@@ -134,9 +133,7 @@ class _Rows:
             away[rows] = squares.min(axis=1)
         return cluster, away
 
-    def means(
-        self, cluster: Int[np.ndarray, " free"], centers: Float[np.ndarray, "k dim"]
-    ) -> tuple[Float[np.ndarray, "k dim"], Int[np.ndarray, " k"]]:
+    def means(self, cluster: Clusters, centers: Centers) -> tuple[Centers, Int[np.ndarray, " k"]]:
         """Return the mean and the size of each cluster; the means of empty ones stay."""
         total, count = _sums(self.free, cluster, len(centers))
         count = count + self.count
@@ -144,9 +141,7 @@ class _Rows:
         return np.where(count[:, None] > 0, mean, centers), count
 
 
-def _sums(
-    x: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"], k: int
-) -> tuple[Float[np.ndarray, "k dim"], Int[np.ndarray, " k"]]:
+def _sums(x: Features, cluster: Clusters, k: int) -> tuple[Centers, Int[np.ndarray, " k"]]:
     """Return the sum of each cluster's rows, and their number."""
     from scipy.sparse import csr_array
 
@@ -158,10 +153,10 @@ def _sums(
     return total, np.bincount(cluster, minlength=k)
 
 
-def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k dim"]:
+def _start(rows: _Rows, generator: np.random.Generator) -> Centers:
     """Means of the labeled classes, then k-means++ with respect to them."""
     taken = rows.count > 0
-    centers: Float[np.ndarray, "k dim"] = rows.total / np.maximum(rows.count, 1)[:, None]
+    centers: Centers = rows.total / np.maximum(rows.count, 1)[:, None]
     if not len(rows.free):
         return centers  # nothing will ever move there
     away = rows.nearest(centers[taken])[1].astype(np.float64)
@@ -176,7 +171,7 @@ def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k 
     return centers
 
 
-def _descend(rows: _Rows, centers: Float[np.ndarray, "k dim"], max_iter: int) -> Clustering:
+def _descend(rows: _Rows, centers: Centers, max_iter: int) -> Clustering:
     """Move rows to the nearest center and centers to the mean, until no row moves."""
     cluster = np.full(len(rows.free), UNLABELED)
     for _ in range(max_iter):
@@ -190,9 +185,7 @@ def _descend(rows: _Rows, centers: Float[np.ndarray, "k dim"], max_iter: int) ->
     return Clustering(everywhere, centers, float(np.einsum("nd,nd->", left, left)))
 
 
-def _settle(
-    rows: _Rows, cluster: Int[np.ndarray, " free"], centers: Float[np.ndarray, "k dim"]
-) -> tuple[Int[np.ndarray, " free"], Float[np.ndarray, "k dim"]]:
+def _settle(rows: _Rows, cluster: Clusters, centers: Centers) -> tuple[Clusters, Centers]:
     """New centers, and a row for each empty cluster as long as one is away from its center."""
     centers, count = rows.means(cluster, centers)
     for empty in np.flatnonzero(count == 0):

@@ -8,12 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from nearkin.errors import DataError
-from nearkin.metrics.intervals import (
-    Groups,
-    Interval,
-    paired_interval,
-    score_interval,
-)
+from nearkin.metrics.intervals import Groups, Interval, paired_interval, score_interval
 
 Setting = str | int | float
 Protocol = Mapping[str, Setting]
@@ -180,10 +175,7 @@ def difference(first: Metric, second: Metric, variance: float = 0.0) -> Differen
     new, old = first.outcome, second.outcome
     if new is None or old is None or not np.array_equal(new.rows, old.rows):
         raise DataError(f"{first.name} was scored on different images")
-    interval = paired_interval(
+    low, high, effective = paired_interval(
         new.correct & ~old.correct, old.correct & ~new.correct, new.groups, variance
     )
-    return Difference(
-        first.name, first.value, second.value, interval.low, interval.high, len(new.rows),
-        interval.effective_n,
-    )  # fmt: skip
+    return Difference(first.name, first.value, second.value, low, high, len(new.rows), effective)

@@ -16,6 +16,9 @@ WIDTH = {"cpu": 2**12}  # Rows of a bank that queries are compared with at once
 LARGE_WIDTH = 2**20  # The same on other devices: nothing waits for them while one block is enough
 RUN = 32  # Neighboring similarities that are reduced to their maximum first
 
+Nearest = tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]
+"""The cosines of each query and the nearest rows, most similar first, and which rows these are."""
+
 
 def held_at_once(device: torch.device) -> int:
     """Return how many similarities to compute at once."""
@@ -30,7 +33,7 @@ def nearest(
     *,
     exclude_self: bool = False,
     ignored: Bool[Tensor, "queries bank"] | None = None,
-) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
+) -> Nearest:
     """Return cosines and rows of the `k` rows of the bank most similar to each query, in order.
 
     Features are of any length, and there are no more neighbors than the bank has rows. Equal
@@ -67,9 +70,7 @@ def nearest(
     return values, index
 
 
-def _largest(
-    similarity: Float[Tensor, "rows bank"], k: int
-) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+def _largest(similarity: Float[Tensor, "queries bank"], k: int) -> Nearest:
     """Return the largest `k` of each row, equal ones from left to right."""
     runs = similarity.shape[1] // RUN
     if runs >= 8 * k:
@@ -107,11 +108,11 @@ def _first_of_equals(
 
 
 def _improved(
-    values: Float[Tensor, "rows k"],
-    index: Int[Tensor, "rows k"],
-    similarity: Float[Tensor, "rows block"],
+    values: Float[Tensor, "queries k"],
+    index: Int[Tensor, "queries k"],
+    similarity: Float[Tensor, "queries block"],
     start: int,
-) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+) -> Nearest:
     """Merge the largest `k` so far with further columns; skip runs with nothing larger."""
     k, least = values.shape[1], values[:, -1:]
     if rest := -similarity.shape[1] % RUN:

@@ -12,10 +12,14 @@ from torch import Tensor
 
 from nearkin.distributed import threads_for
 from nearkin.errors import DataError
+from nearkin.metrics.intervals import Groups
 from nearkin.objectives.fused import blocks
 from nearkin.types import UNLABELED
 
 Fit = TypeVar("Fit")
+Features = Float[Tensor, "n dim"]
+Numbers = Int[np.ndarray, " n"]
+"""A number of each image, such as its class, its group or its fold."""
 
 STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Values of `C` to choose from, the strongest regularization first; as in scikit-learn."""
@@ -29,8 +33,8 @@ LEFT_OUT: Final = UNLABELED  # The fold of images that are never held out
 STEPS = 300  # L-BFGS steps at the most, for each strength
 CHOICE_STEPS: Final = 100  # The same for a choice: weak regularizations alone take more
 HISTORY: Final = 20
-MOST_EVALUATIONS: Final = 25  # Of the loss in a step, by the line search
 """Steps that L-BFGS takes the curvature from. With torch's 100 it needs as many, each slower."""
+MOST_EVALUATIONS: Final = 25  # Of the loss in a step, by the line search
 BLOCK: Final = 2**22  # Features and logits that are computed with at once, 16 MiB in float32
 ROUNDING: Final = 1e-10  # Below this share of the largest, a variance is none
 HELD: Final = 2**26  # Standardized features up to which they are kept, 256 MiB in float32
@@ -43,7 +47,7 @@ class Standardized:
     The features may be on disk, mapped into memory; of them there is never a whole copy.
     """
 
-    features: Float[Tensor, "n dim"]
+    features: Features
     mean: Float[Tensor, " dim"]
     std: Float[Tensor, " dim"]
     basis: Float[Tensor, "dim reduced"] | None = None  # Principal components of wide features
@@ -196,7 +200,7 @@ class LinearProbe:
     choice: Choice
     converged: bool  # Whether the fit is at the optimum
 
-    def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
+    def predict(self, features: Features) -> Numbers:
         """Return the most likely class of each row."""
         x = Standardized(features, self.mean, self.std, self.basis)
         size = max(1, BLOCK // (features.shape[1] + len(self.bias)))
@@ -214,11 +218,7 @@ class LinearProbe:
 
 
 def train_probe(
-    features: Float[Tensor, "n dim"],
-    labels: Int[np.ndarray, " n"],
-    *,
-    seed: int,
-    groups: Int[np.ndarray, " n"] | None = None,
+    features: Features, labels: Numbers, *, seed: int, groups: Groups = None
 ) -> LinearProbe:
     """Choose the regularization on held-out ones of these images, then fit all of them.
 
@@ -238,12 +238,7 @@ def train_probe(
 
 
 def held_out_logits(
-    features: Float[Tensor, "n dim"],
-    labels: Int[np.ndarray, " n"],
-    choice: Choice,
-    *,
-    seed: int,
-    groups: Int[np.ndarray, " n"] | None = None,
+    features: Features, labels: Numbers, choice: Choice, *, seed: int, groups: Groups = None
 ) -> "Validated":
     """Predict training images by probes of that strength that have not learned from them.
 
@@ -267,13 +262,7 @@ class _Task:
     x: Standardized
 
     @classmethod
-    def of(
-        cls,
-        features: Float[Tensor, "n dim"],
-        labels: Int[np.ndarray, " n"],
-        groups: Int[np.ndarray, " n"] | None,
-        seed: int,
-    ) -> "_Task":
+    def of(cls, features: Features, labels: Numbers, groups: Groups, seed: int) -> "_Task":
         rows = np.flatnonzero(labels != UNLABELED)
         classes, target = np.unique(labels[rows], return_inverse=True)
         if len(classes) < 2:
@@ -328,9 +317,7 @@ class _Task:
         return LinearProbe(*scale, fit.weight, fit.bias, self.classes, choice, fit.converged)
 
 
-def _moments(
-    features: Float[Tensor, "n dim"],
-) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
+def _moments(features: Features) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
     """Return means and standard deviations; the latter are one where features are constant."""
     n, dim = features.shape
 
@@ -357,9 +344,7 @@ def _leading(x: Standardized, seed: int) -> Float[Tensor, "dim reduced"]:
 # Held-out images
 
 
-def folds_of(
-    labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int, folds: int = FOLDS
-) -> Int[np.ndarray, " n"]:
+def folds_of(labels: Numbers, groups: Numbers, seed: int, folds: int = FOLDS) -> Numbers:
     """Return the fold in which each image is held out, `LEFT_OUT` for none.
 
     The groups of each class are dealt to all folds in turn; with a single fold, a fifth of them
@@ -385,9 +370,7 @@ def folds_of(
     return np.asarray(fold[member])
 
 
-def choice_folds(
-    labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int
-) -> Int[np.ndarray, " n"]:
+def choice_folds(labels: Numbers, groups: Numbers, seed: int) -> Numbers:
     """Return the same for a choice, which needs no further fold after `ENOUGH` images."""
     folds = folds_of(labels, groups, seed)
     sizes = np.bincount(folds[folds != LEFT_OUT], minlength=FOLDS)
@@ -409,7 +392,7 @@ class Validated:
         """Whether the most likely class is right."""
         return np.asarray(self.logits.argmax(axis=1) == self.target)
 
-    def at(self, rows: Int[np.ndarray, " n"]) -> "Validated":
+    def at(self, rows: Numbers) -> "Validated":
         """Return the same, of images at these positions among others."""
         return replace(self, rows=rows[self.rows])
 
@@ -417,9 +400,9 @@ class Validated:
 def validate(
     fit: Callable[[Tensor, Sequence[float]], Sequence[Fit]],
     logits: Callable[[Fit, Tensor], Tensor],
-    target: Int[np.ndarray, " n"],
+    target: Numbers,
     num_classes: int,
-    folds: Int[np.ndarray, " n"],
+    folds: Numbers,
     strengths: Sequence[float],
 ) -> Validated:
     """Choose the strength with the best accuracy on held-out images; of equals, the least loss.
@@ -428,24 +411,23 @@ def validate(
     predicts of others. For `folds` see `folds_of`.
     """
     rows = np.flatnonzero(folds != LEFT_OUT)
-    truth, place = target[rows], np.full(len(target), LEFT_OUT)
-    place[rows] = np.arange(len(rows))
+    truth, fold_of = target[rows], folds[rows]
     if not len(rows):
         return Validated(Choice(1.0, 0), rows, np.zeros((0, num_classes), np.float32), truth)
     held_out = np.zeros((len(strengths), len(rows), num_classes), np.float32)
-    for fold in np.unique(folds[rows]):
+    for fold in np.unique(fold_of):
         inside = torch.from_numpy(np.flatnonzero(folds != fold))
-        outside = torch.from_numpy(np.flatnonzero(folds == fold))
+        own = fold_of == fold
+        outside = torch.from_numpy(rows[own])
         for position, fitted in enumerate(fit(inside, strengths)):
-            held_out[position, place[outside]] = logits(fitted, outside).float().cpu().numpy()
-    right = [int((each.argmax(axis=1) == truth).sum()) for each in held_out]
-    loss = [log_loss(each, truth) for each in held_out]
-    best = min(range(len(strengths)), key=lambda position: (-right[position], loss[position]))
+            held_out[position, own] = logits(fitted, outside).float().cpu().numpy()
+    ranks = [(np.count_nonzero(x.argmax(axis=1) != truth), log_loss(x, truth)) for x in held_out]
+    best = ranks.index(min(ranks))  # the first of equal ones
     choice = Choice(strengths[best], len(rows), at_end=best in (0, len(strengths) - 1))
     return Validated(choice, rows, held_out[best], truth)
 
 
-def log_loss(logits: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]) -> float:
+def log_loss(logits: Float[np.ndarray, "n classes"], target: Numbers) -> float:
     """Return the mean negative log-likelihood of the true classes, in nats.
 
     >>> round(log_loss(np.zeros((1, 2)), np.array([0])), 4)

@@ -48,38 +48,27 @@ def retrieve(
     order = np.argsort(bank_labels, kind="stable")
     labels, bank = bank_labels[order], unit(bank)
     starts, ends = (np.searchsorted(labels, query_labels, side) for side in ("left", "right"))
-    groups = None
-    if bank_groups is not None and query_groups is not None:
-        groups = bank_groups[order], query_groups
-    scores: dict[int, tuple[float, float, bool]] = {}
+    scores = np.full((len(queries), 3), np.nan)
     rows = max(1, held_at_once(bank.device) // max(len(bank), 1))
     for block in blocks(len(queries), rows):
         similarity = product(unit(queries[block]), bank.T).cpu().numpy()[:, order]
-        if groups is not None:
-            similarity[groups[1][block, None] == groups[0]] = -np.inf
+        if bank_groups is not None and query_groups is not None:
+            similarity[query_groups[block, None] == bank_groups[order]] = -np.inf
         ascending = np.sort(similarity, axis=1)
         for row, place in enumerate(range(block.start, block.stop)):
-            relevant = slice(int(starts[place]), int(ends[place]))
-            score = _score(similarity[row, relevant], ascending[row])
-            if score is not None:
-                scores[place] = score
-    ap, ap_at_r, first = zip(*scores.values(), strict=True) if scores else ((), (), ())
-    return Retrieval(
-        np.array(list(scores), np.int64),
-        np.array(ap, np.float64),
-        np.array(ap_at_r, np.float64),
-        np.array(first, bool),
-    )
+            relevant = similarity[row, starts[place] : ends[place]]
+            if len(ranked := relevant[relevant > -np.inf]):
+                scores[place] = _score(ranked, ascending[row])
+    scored = np.flatnonzero(~np.isnan(scores[:, 0]))
+    ap, ap_at_r, first_correct = scores[scored].T
+    return Retrieval(scored, ap, ap_at_r, first_correct == 1)
 
 
 def _score(
     relevant: Float32[np.ndarray, " relevant"], ascending: Float32[np.ndarray, " bank"]
-) -> tuple[float, float, bool] | None:
-    """Score one query: AP, AP@R, and whether the first is relevant; None without any relevant."""
+) -> tuple[float, float, bool]:
+    """Score one query: AP, AP@R, and whether the most similar images are relevant."""
     values = np.sort(relevant)
-    values = values[values > -np.inf]
-    if not len(values):
-        return None
     rank = len(ascending) - np.searchsorted(ascending, values, "left")
     precision = (len(values) - np.searchsorted(values, values, "left")) / rank
     at_r = float(precision[rank <= len(values)].sum()) / len(values)

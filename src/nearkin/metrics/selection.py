@@ -13,8 +13,6 @@ from nearkin.objectives.fused import blocks, product
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNLABELED
 
-Rows = Int[np.ndarray, " rows"]
-
 ROUNDING: Final = 1e-6  # Of a cosine in float32: equal vectors may be so far below 1
 CLUSTERS: Final = 500  # Of `typical`, at most, as in its paper
 NEIGHBORS: Final = 20  # Nearest rows of a cluster whose mean distance says how typical a row is
@@ -88,7 +86,7 @@ def keep_one(
 
 
 def typical(
-    features: Float[Tensor, "n dim"], labeled: Rows, num: int, *, seed: int
+    features: Float[Tensor, "n dim"], labeled: Int[np.ndarray, " rows"], num: int, *, seed: int
 ) -> Int[np.ndarray, " unlabeled"]:
     """Return all unlabeled rows, those first that stand for most others, one per cluster in turn.
 
@@ -101,8 +99,7 @@ def typical(
     k = min(len(labeled) + num, CLUSTERS, len(features))
     x, nobody = compact(features), np.full(len(features), UNLABELED)
     cluster = constrained_kmeans(x, nobody, k, seed=seed, n_init=1).cluster
-    is_labeled = np.zeros(len(x), bool)
-    is_labeled[labeled] = True
+    is_labeled = np.isin(np.arange(len(x)), labeled)
     turn, size = np.zeros(len(x), np.int64), np.bincount(cluster, minlength=k)[cluster]
     for number in range(k):
         members = np.flatnonzero(cluster == number)
