@@ -277,7 +277,7 @@ def thumbnails(
     than `side` keep the size of the largest of them.
     """
     return {
-        row: data_uri(Image.fromarray(square.permute(1, 2, 0).numpy()))
+        row: data_uri(Image.fromarray(square))
         for row, square in squares(images, rows, side, workers)
     }
 
