@@ -146,10 +146,10 @@ class ComparedMetric:
         return plain | ({"from_first": paired} if paired else {})
 
 
-def short_names(folders: Sequence[RunFolder]) -> list[str]:
+def short_names(runs: Sequence[FinishedRun]) -> list[str]:
     """Return the names of run folders, or whole paths if two are equal."""
-    short = [folder.path.resolve().name for folder in folders]
-    return short if len(set(short)) == len(short) else [str(folder.path) for folder in folders]
+    short = [run.folder.path.resolve().name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.folder.path) for run in runs]
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,7 +164,7 @@ class Comparison(Result):
     @property
     def names(self) -> list[str]:
         """Folder names of the runs, or whole paths if two are equal."""
-        return short_names([run.folder for run in self.runs])
+        return short_names(self.runs)
 
     @override
     def records(self) -> list[Row]:
