@@ -99,43 +99,38 @@ def test_headings_stand_above_their_columns(tmp_path):
     assert (black.min(), black.max()) == (30, 69)  # a small image in the middle of its column
 
 
-def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkeypatch):
-    saved = {}
+@pytest.fixture
+def saved(monkeypatch):
+    """What would be written on a sheet, and the side of the images in each column."""
+    kept = {}
 
-    def save_sheet(_columns, path, **text):
-        saved.update(text)
+    def save_sheet(columns, path, **text):
+        kept.update(text, sides=[column.shape[-1] for column in columns])
         return path
 
     monkeypatch.setattr(sheets, "save_sheet", save_sheet)
-    large, small = (
-        augmentation("swav_cifar")[0],
-        dataclasses.replace(augmentation("swav_cifar")[0], size=0.5),
-    )
-    batches = Batches.of(
-        digits(range(20)), (large, large, small), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    sheets.augmentation_sheet(batches, tmp_path / "a.png", 16)
+    return kept
+
+
+def write_augmentations(views, side, path):
+    sampler, device = RandomBatchSampler(20, 10, 0), torch.device("cpu")
+    batches = Batches.of(digits(range(20)), views, image_size=16, sampler=sampler, device=device)
+    sheets.augmentation_sheet(batches, path, side)
+
+
+def test_each_column_of_the_augmentations_says_which_view_it_is(saved, tmp_path):
+    large = augmentation("swav_cifar")[0]
+    small = dataclasses.replace(large, size=0.5)
+    write_augmentations((large, large, small), 16, tmp_path / "a.png")
     assert saved["headings"][:4] == [
         ["", "image"], ["epoch 1", "view 1"], ["epoch 1", "view 2"], ["epoch 1", "view 3", "(8 px)"],
     ]  # fmt: skip
     assert saved["headings"][-1] == ["epoch 4", "view 3", "(8 px)"]
 
 
-def test_views_of_the_sheet_have_the_size_with_which_training_begins(tmp_path, monkeypatch):
-    saved = {}
-
-    def save_sheet(columns, path, **text):
-        saved.update(text, sides=[column.shape[-1] for column in columns])
-        return path
-
-    monkeypatch.setattr(sheets, "save_sheet", save_sheet)
+def test_views_of_the_sheet_have_the_size_with_which_training_begins(saved, tmp_path):
     view = augmentation("swav_cifar")[0]
-    batches = Batches.of(
-        digits(range(20)), (view, view), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    sheets.augmentation_sheet(batches, tmp_path / "a.png", 12)
+    write_augmentations((view, view), 12, tmp_path / "a.png")
     assert saved["sides"] == [16, *[12] * 8]
     assert saved["headings"][:2] == [["", "image"], ["epoch 1", "view 1", "(12 px)"]]
 
