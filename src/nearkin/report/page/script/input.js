@@ -180,7 +180,7 @@ function pressKey(event, keys, ...all) {
 
 function listen() {
   $("coloring").onchange = (event) => setColoring(Number(event.target.value));
-  $("filter").oninput = (event) => { state.filter = event.target.value; updateVisible(); };
+  $("filter").oninput = updateVisible;
   $("in").onclick = KEYS["+"];
   $("out").onclick = KEYS["-"];
   $("fit").onclick = KEYS["Home"];
