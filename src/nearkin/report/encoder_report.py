@@ -287,10 +287,10 @@ def _results(evaluation: Evaluation) -> Table:
 
 def _meanings(evaluation: Evaluation) -> Facts:
     """Return what each metric says; of those that say the same, of the first."""
-    said = dict[str, str]()
+    names = dict[str, str]()  # by meaning
     for metric in evaluation.metrics["encoder"]:
-        said.setdefault(metric.meaning, metric.name)
-    rows = ((name, meaning) for meaning, name in said.items() if meaning)
+        names.setdefault(metric.meaning, metric.name)
+    rows = ((name, meaning) for meaning, name in names.items() if meaning)
     return Facts("What the metrics mean", tuple(rows))
 
 
