@@ -24,13 +24,11 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def run_of(tmp_path, rows, summary=None):
+def run_of(tmp_path, rows):
     folder = RunFolder(tmp_path)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [",".join(str(row.get(name, "")) for name in columns) for row in rows]
     folder.metrics.write_text("\n".join([",".join(columns), *lines]) + "\n")
-    if summary is not None:
-        folder.write_summary(summary)
     return folder
 
 
@@ -44,9 +42,6 @@ def test_curves_are_columns_with_values_and_long_ones_are_means_of_a_few_steps(t
         "loss": {"Training loss": [(0.5, 3.0), (1.0, 2.0)]},
         "knn": {"kNN accuracy": [(1.0, 0.7)]},
     }
-    # Baselines are of all images and all neighbors' images, the curve of some: no lines beside it.
-    summary = {"metrics": {"untrained": {"kNN top-1": {"value": 0.4}}}}
-    assert list(training_curves(run_of(tmp_path, rows, summary))["knn"].series) == ["kNN accuracy"]
     rows = [{"epoch": step / 100, "loss": step} for step in range(1, 5001)]
     points = training_curves(run_of(tmp_path, rows))["loss"].series["Training loss"]
     assert len(points) == MAX_POINTS
