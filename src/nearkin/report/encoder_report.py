@@ -300,9 +300,8 @@ def _confusion(embeddings: Embeddings) -> tuple[Confusion, ...]:
     queries = predictions != ""
     if not queries.any():
         return ()
-    both = np.concatenate([embeddings.class_names[queries], predictions[queries]])
-    names, numbers = np.unique(both, return_inverse=True)
-    pairs = numbers.reshape(2, -1).T
+    both = np.stack([embeddings.class_names[queries], predictions[queries]], axis=1)
+    names, pairs = np.unique(both, return_inverse=True)
     return (Confusion.of(names.tolist(), names.tolist(), len(names), pairs),)
 
 
