@@ -7,7 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -313,13 +313,20 @@ class Kept(RunSite):
 
 
 @contextmanager
+def running(server, serve=None) -> Iterator[None]:
+    """Let a server answer in a thread of its own."""
+    thread = threading.Thread(target=serve or server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
 def serving(site, **options: object) -> Iterator[Server]:
-    """The server of a page, in a thread of its own; its log is kept by the site."""
-    with Server(log=site.log.append, **options) as server:
-        thread = threading.Thread(target=server.serve, args=(site,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    """The server of a page, whose log is kept by the site."""
+    server = Server(log=site.log.append, **options)
+    with server, running(server, partial(server.serve, site)):
+        yield server

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import threading
 from dataclasses import replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +17,7 @@ from browser import (
     linked_page,
     listen,
     page_of,
+    running,
     serving,
     sheet,
     small_map,
@@ -752,23 +752,17 @@ def proxied(port, prefix):
 
 def test_a_page_works_behind_another_port_and_below_another_path(browser):
     site, prefix = Kept(SMALL), "/user/jane/proxy/8000"
-    with serving(site) as server, proxied(server.port, prefix) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever)
-        thread.start()
-        try:
-            origin = f"http://localhost:{proxy.server_port}{prefix}"
-            start = server.url.removeprefix(f"http://127.0.0.1:{server.port}")
-            page = OpenPage(browser, origin + start)
-            page.find("#map-labels kbd").first.wait_for()
-            assert page.page.url == f"{origin}/"
-            page.click(SMALL, 3)
-            page.until("document.querySelector('#map-panel img').naturalWidth === 300")
-            page.page.keyboard.press("1")
-            page.find("#map-status").get_by_text("1 image labeled dog").wait_for()
-            page.end(origin)
-        finally:
-            proxy.shutdown()
-            thread.join()
+    with serving(site) as server, proxied(server.port, prefix) as proxy, running(proxy):
+        origin = f"http://localhost:{proxy.server_port}{prefix}"
+        start = server.url.removeprefix(f"http://127.0.0.1:{server.port}")
+        page = OpenPage(browser, origin + start)
+        page.find("#map-labels kbd").first.wait_for()
+        assert page.page.url == f"{origin}/"
+        page.click(SMALL, 3)
+        page.until("document.querySelector('#map-panel img').naturalWidth === 300")
+        page.page.keyboard.press("1")
+        page.find("#map-status").get_by_text("1 image labeled dog").wait_for()
+        page.end(origin)
     assert site.labels == {"16": "dog"}
 
 

@@ -122,26 +122,33 @@ class Page:
 
 
 @contextmanager
-def exploring(run):
-    """The page of a process of its own."""
+def started(*command):
+    """A process of its own, and what it prints on standard error."""
     reading, writing = os.pipe()
 
     def print_there():
         os.environ["NO_COLOR"] = "1"
         sys.stderr = os.fdopen(writing, "w", buffering=1)
 
-    process = kills.start(["explore", str(run)], print_there)
+    process = kills.start([*map(str, command)], print_there)
     os.close(writing)
     with os.fdopen(reading) as log:
         try:
-            url = log.readline().strip()
-            assert url.startswith("open "), url + log.read()
-            assert log.readline() == "Ctrl-C ends it\n"
-            yield Page(process, log, url)
+            yield process, log
         finally:
             with suppress(ProcessLookupError):  # it has ended
                 os.kill(process, signal.SIGKILL)
                 kills.finish(process)
+
+
+@contextmanager
+def exploring(run):
+    """The page of a process of its own."""
+    with started("explore", run) as (process, log):
+        url = log.readline().strip()
+        assert url.startswith("open "), url + log.read()
+        assert log.readline() == "Ctrl-C ends it\n"
+        yield Page(process, log, url)
 
 
 def ended(page, signal_):
@@ -427,17 +434,8 @@ def test_labels_that_are_given_in_a_report_are_those_of_a_table_that_commands_ta
 
 def test_the_address_is_shown_where_progress_is_not(trained):
     for option in ("--quiet", "--json"):
-        reading, writing = os.pipe()
-
-        def print_there(writing=writing):
-            sys.stderr = os.fdopen(writing, "w", buffering=1)
-
-        process = kills.start(["explore", str(trained), option], print_there)
-        os.close(writing)
-        with os.fdopen(reading) as log:
+        with started("explore", trained, option) as (_, log):
             assert re.match(r"open http://127\.0\.0\.1:\d+/\?token=", log.readline())
-        os.kill(process, signal.SIGKILL)
-        kills.finish(process)
 
 
 def test_the_folder_beside_a_page_is_not_filled_unasked(trained, data, tmp_path, refusal):

@@ -1,7 +1,6 @@
 """The map of many images, whose names, neighbors and sheets are in files beside the page."""
 
 import json
-import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,6 +11,7 @@ from browser import (
     Kept,
     OpenPage,
     page_of,
+    running,
     serving,
     small_map,
     tile_color,
@@ -131,17 +131,12 @@ def test_any_server_of_files_can_show_it(browser, written):
         def log_message(self, *_):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=written)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            page = OpenPage(browser, f"http://127.0.0.1:{server.server_port}/page.html")
-            page.click(MANY, 70)
-            page.find("#map-panel h3").get_by_text("animals/070.jpg").wait_for()
-            page.context.close()
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=written))
+    with server, running(server):
+        page = OpenPage(browser, f"http://127.0.0.1:{server.server_port}/page.html")
+        page.click(MANY, 70)
+        page.find("#map-panel h3").get_by_text("animals/070.jpg").wait_for()
+        page.context.close()
     assert [line for line in page.complaints if "404" not in line] == []  # of favicon.ico
 
 

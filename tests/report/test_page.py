@@ -410,29 +410,34 @@ def test_a_browser_takes_hostile_names_for_text(browser, tmp_path):
         assert Read(shown.content()).elements == Read(page).elements
 
 
-def test_a_page_is_stored_with_names_that_are_not_utf_8(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def stored_in(folder, content, config, data="digits"):
+    """A page as a run has it that has stored this content."""
+    folder.write_settings(config, str(data))
+    store_page(folder, content)
+    images = open_images(data)
+    return page_of(folder, images, embeddings_of(images, np.zeros((len(images), 3), np.float32)))
+
+
+def test_a_page_is_stored_with_names_that_are_not_utf_8(folder, tmp_path):
     names = [os.fsdecode(b"caf\xe9.png"), "b.png"]
     data = builders.fill(tmp_path / "data", *names)
     tiles = tuple(Tile(name, "", 0.5) for name in names)
     content = showing(Tiles("Least certain images", "", tiles))
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.write_settings(ClassifyConfig(encoder="encoder"), str(data))
-    store_page(folder, content)
-    images = open_images(data)
-    stored = page_of(folder, images, embeddings_of(images, np.zeros((2, 3), np.float32)))
+    stored = stored_in(folder, content, ClassifyConfig(encoder="encoder"), data)
     (shown,) = blocks_of(stored)
     assert [tile.path for tile in shown.tiles] == names
     assert all(tile.uri.startswith("data:image/") for tile in shown.tiles)
     assert "caf\\udce9.png" in render(stored)
 
 
-def test_every_block_is_stored_as_it_is(tmp_path):
-    folder, images = RunFolder(tmp_path / "run"), open_images("digits")
-    folder.path.mkdir()
-    folder.write_settings(ClassifyConfig(encoder="encoder"), "digits")
-    store_page(folder, full())
-    stored = page_of(folder, images, embeddings_of(images, np.zeros((len(images), 3), np.float32)))
+def test_every_block_is_stored_as_it_is(folder):
+    stored = stored_in(folder, full(), ClassifyConfig(encoder="encoder"))
     kinds = [type(block) for block in blocks_of(stored)]
     assert kinds == [type(block) for block in blocks_of(full())]
     assert {*kinds} == {*get_args(Block)}
@@ -441,15 +446,11 @@ def test_every_block_is_stored_as_it_is(tmp_path):
         assert stored_block == block or not isinstance(block, kept)
 
 
-def test_a_table_of_classes_without_their_names_is_named(tmp_path):
-    folder, images = RunFolder(tmp_path / "run"), open_images("digits")
-    folder.path.mkdir()
-    folder.write_settings(DiscoverConfig(known=["0"]), "digits")
-    store_page(folder, full())
+def test_a_table_of_classes_without_their_names_is_named(folder):
     folder.assignments.write_text("path,cluster\n")
     folder.clusters.write_text("cluster,kind\nnew-1,novel\n")
     with pytest.raises(CheckpointError, match=r"clusters\.csv .*it has no column name"):
-        page_of(folder, images, embeddings_of(images, np.zeros((len(images), 3), np.float32)))
+        stored_in(folder, full(), DiscoverConfig(known=["0"]))
 
 
 def test_a_license_keeps_its_capitals():

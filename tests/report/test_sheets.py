@@ -24,13 +24,11 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def run_of(tmp_path, rows, summary=None):
+def run_of(tmp_path, rows):
     folder = RunFolder(tmp_path)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [",".join(str(row.get(name, "")) for name in columns) for row in rows]
     folder.metrics.write_text("\n".join([",".join(columns), *lines]) + "\n")
-    if summary is not None:
-        folder.write_summary(summary)
     return folder
 
 
@@ -44,9 +42,6 @@ def test_curves_are_columns_with_values_and_long_ones_are_means_of_a_few_steps(t
         "loss": {"Training loss": [(0.5, 3.0), (1.0, 2.0)]},
         "knn": {"kNN accuracy": [(1.0, 0.7)]},
     }
-    # Baselines are of all images and all neighbors' images, the curve of some: no lines beside it.
-    summary = {"metrics": {"untrained": {"kNN top-1": {"value": 0.4}}}}
-    assert list(training_curves(run_of(tmp_path, rows, summary))["knn"].series) == ["kNN accuracy"]
     rows = [{"epoch": step / 100, "loss": step} for step in range(1, 5001)]
     points = training_curves(run_of(tmp_path, rows))["loss"].series["Training loss"]
     assert len(points) == MAX_POINTS
@@ -99,43 +94,38 @@ def test_headings_stand_above_their_columns(tmp_path):
     assert (black.min(), black.max()) == (30, 69)  # a small image in the middle of its column
 
 
-def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkeypatch):
-    saved = {}
+@pytest.fixture
+def saved(monkeypatch):
+    """What would be written on a sheet, and the side of the images in each column."""
+    kept = {}
 
-    def save_sheet(_columns, path, **text):
-        saved.update(text)
+    def save_sheet(columns, path, **text):
+        kept.update(text, sides=[column.shape[-1] for column in columns])
         return path
 
     monkeypatch.setattr(sheets, "save_sheet", save_sheet)
-    large, small = (
-        augmentation("swav_cifar")[0],
-        dataclasses.replace(augmentation("swav_cifar")[0], size=0.5),
-    )
-    batches = Batches.of(
-        digits(range(20)), (large, large, small), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    sheets.augmentation_sheet(batches, tmp_path / "a.png", 16)
+    return kept
+
+
+def write_augmentations(views, side, path):
+    sampler, device = RandomBatchSampler(20, 10, 0), torch.device("cpu")
+    batches = Batches.of(digits(range(20)), views, image_size=16, sampler=sampler, device=device)
+    sheets.augmentation_sheet(batches, path, side)
+
+
+def test_each_column_of_the_augmentations_says_which_view_it_is(saved, tmp_path):
+    large = augmentation("swav_cifar")[0]
+    small = dataclasses.replace(large, size=0.5)
+    write_augmentations((large, large, small), 16, tmp_path / "a.png")
     assert saved["headings"][:4] == [
         ["", "image"], ["epoch 1", "view 1"], ["epoch 1", "view 2"], ["epoch 1", "view 3", "(8 px)"],
     ]  # fmt: skip
     assert saved["headings"][-1] == ["epoch 4", "view 3", "(8 px)"]
 
 
-def test_views_of_the_sheet_have_the_size_with_which_training_begins(tmp_path, monkeypatch):
-    saved = {}
-
-    def save_sheet(columns, path, **text):
-        saved.update(text, sides=[column.shape[-1] for column in columns])
-        return path
-
-    monkeypatch.setattr(sheets, "save_sheet", save_sheet)
+def test_views_of_the_sheet_have_the_size_with_which_training_begins(saved, tmp_path):
     view = augmentation("swav_cifar")[0]
-    batches = Batches.of(
-        digits(range(20)), (view, view), image_size=16, sampler=RandomBatchSampler(20, 10, 0),
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    sheets.augmentation_sheet(batches, tmp_path / "a.png", 12)
+    write_augmentations((view, view), 12, tmp_path / "a.png")
     assert saved["sides"] == [16, *[12] * 8]
     assert saved["headings"][:2] == [["", "image"], ["epoch 1", "view 1", "(12 px)"]]
 

@@ -90,15 +90,14 @@ def rank(
             different images.
     """
     finished = _finished(runs, "rank")
-    folders = [run.folder for run in finished]
-    sizes = _sizes(folders)
+    size = min(_image_size(run.folder) for run in finished)
     images = _images_of(finished, data, trust_remote_code)
-    augment = str(usual_augment(images, min(sizes)))  # as a training on them would choose it
+    augment = str(usual_augment(images, size))  # as a training on them would choose it
     log, where = reporter_of(verbose), choose_device(device)
     values, dims = dict[str, dict[str, float]](), set[int]()
     with resource_errors():
-        for name, folder in zip(short_names(folders), folders, strict=True):
-            encoder = load(folder.path, backbone=backbone, trust_remote_code=trust_remote_code)
+        for name, run in zip(short_names(finished), finished, strict=True):
+            encoder = load(run.folder.path, backbone=backbone, trust_remote_code=trust_remote_code)
             dims.add(encoder.num_features)
             metrics = label_free(
                 encoder,
@@ -152,12 +151,9 @@ def _images_of(runs: Sequence[FinishedRun], data: Any, trust: bool) -> Images:
     return images
 
 
-def _sizes(folders: Sequence[RunFolder]) -> list[int]:
-    """Return the image sizes of runs; refuse those that are of no encoder."""
-    sizes = []
-    for folder in folders:
-        size = folder.encoder_settings()[0].image_size
-        if size == "auto":
-            raise UsageError(f"{folder.config} names no image_size; it is not what a run wrote")
-        sizes.append(size)
-    return sizes
+def _image_size(folder: RunFolder) -> int:
+    """Return the image size of a run; refuse one that is of no encoder."""
+    size = folder.encoder_settings()[0].image_size
+    if size == "auto":
+        raise UsageError(f"{folder.config} names no image_size; it is not what a run wrote")
+    return size

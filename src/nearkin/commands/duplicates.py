@@ -213,12 +213,12 @@ def duplicates(
     if output is not None:
         write_rows(Path(output), COLUMNS, map(astuple, found.duplicates))
     if page is not None:
-        about = Path(data_name(data)).name, f"{found.lines()[0]}."
-        content = duplicates_page(images, *about, estimate, pairs, others)
-        shown = with_thumbnails(content, images, processes(workers))
-        write_page(Path(page), render(shown))
+        name, lead = Path(data_name(data)).name, f"{found.lines()[0]}."
+        content = duplicates_page(images, name, lead, estimate, pairs, others)
+        write_page(Path(page), render(with_thumbnails(content, images, processes(workers))))
     if apply is not None:
-        _apply(Path(apply), images, np.flatnonzero(keeper == np.arange(len(images))), log)
+        kept = images.subset(np.flatnonzero(keeper == np.arange(len(images))))
+        _apply(Path(apply), kept, log)
     return found
 
 
@@ -358,27 +358,25 @@ def _duplicates(images: Images, pairs: Iterable[Pair]) -> Iterator[Duplicate]:
             yield Duplicate(as_text(images.names[row]), "drop", kept, round(similarity, 4), why)
 
 
-def _apply(target: Path, images: Images, rows: Rows, log: Reporter) -> None:
+def _apply(target: Path, kept: Images, log: Reporter) -> None:
     """Write the images that are kept as a list, which is data for nearkin, or copy them."""
-    listed = images.subset(rows)
-    if target.suffix != ".csv":
-        _copy(target, images, rows, log)
-        return
-    columns = places(listed), class_names(listed), listed.splits.tolist(), listed.group_names
-    write_rows(target, ("path", "label", "split", "group"), zip(*columns, strict=True))
+    if target.suffix == ".csv":
+        columns = places(kept), class_names(kept), kept.splits.tolist(), kept.group_names
+        write_rows(target, ("path", "label", "split", "group"), zip(*columns, strict=True))
+    else:
+        _copy(target, kept, log)
 
 
-def _copy(target: Path, images: Images, rows: Rows, log: Reporter) -> None:
+def _copy(target: Path, images: Images, log: Reporter) -> None:
     """Copy images into a folder per part and class; log what folders do not say of them."""
-    listed = images.subset(rows)
-    classes, parts = class_names(listed), listed.splits
+    classes, parts = class_names(images), images.splits
     if (parts != "").any():  # what is of no part is learned from
         parts = np.where(parts == "", "train", parts)
     names = sorted({*classes} - {""})
     folders = dict(zip(names, file_names(names), strict=True))  # one per class, in all parts
     renamed = [name for name in names if folders[name] != name]
-    grouped = [name for name, own in zip(listed.names, listed.group_names, strict=True) if own]
-    unlabeled = [name for name, own in zip(listed.names, classes, strict=True) if not own]
+    grouped = [name for name, own in zip(images.names, images.group_names, strict=True) if own]
+    unlabeled = [name for name, own in zip(images.names, classes, strict=True) if not own]
     notes = noted("renamed", renamed, "classes, as their names are those of folders")
     notes += noted("left out", grouped, "images in groups, which folders do not say; a .csv does")
     text = "images without a label, which the folder makes the class images; a .csv does not"
@@ -387,7 +385,5 @@ def _copy(target: Path, images: Images, rows: Rows, log: Reporter) -> None:
         log.info(line)
     own, data = np.array([folders.get(name, "images") for name in classes]), [images.key]
     for part in np.unique(parts).tolist():
-        of_part = parts == part
-        copy_to(
-            target / part, images, rows[of_part], own[of_part].tolist(), data=filter(None, data)
-        )
+        rows = np.flatnonzero(parts == part)
+        copy_to(target / part, images, rows, own[rows].tolist(), data=filter(None, data))

@@ -80,24 +80,24 @@ def explore(
     """
     log = reporter_of(verbose)
     check_output(output, ".html", overwrite=overwrite, reads=[run, data])
-    if write or output is not None:
-        own = host != "127.0.0.1"
+    writes = write or output is not None
+    if writes:
         why = "of serving, and here a page is written; leave it out"
-        refuse(why, port=port != 0, host=own, url=bool(url), i_know=i_know)
+        refuse(why, port=port != 0, host=host != "127.0.0.1", url=bool(url), i_know=i_know)
     else:
         why = "of a page that is written; give --write or -o, too"
         refuse(why, overwrite=overwrite, one_file=one_file != ONE_FILE)
     if is_table(run):
         return _write_map(run, data, output, one_file, log, overwrite=overwrite)
     folder = RunFolder(Path(name_of(run)))
-    if write or output is not None:
+    if writes:
         images = images_of(folder, data, trust=trust_remote_code)
-        path = None if output is None else Path(output)
-        if path and len(images) > one_file:
+        path = folder.report if output is None else Path(output)
+        if output is not None and len(images) > one_file:
             check_target(files_beside(path), overwrite=overwrite, is_file=False)
-        with creating(path or folder.report):
+        with creating(path):
             write_page(folder, images, log.progress, output=path, one_file=one_file)
-        return path or folder.report
+        return path
     _check_address(host, url, i_know=i_know)
     with Server(host=host, port=port, url=url, log=log.info) as server:
         images = images_of(folder, data, trust=trust_remote_code)

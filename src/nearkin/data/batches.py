@@ -436,7 +436,7 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
 
 def squares(
     images: Images, rows: Int[np.ndarray, " rows"], side: int, workers: int
-) -> Iterator[tuple[int, UInt8[Tensor, "3 side side"]]]:
+) -> Iterator[tuple[int, UInt8[np.ndarray, "side side 3"]]]:
     """Yield the row and the center crop of each readable image, all of one size, in RGB."""
     rows = np.unique(rows)
     if not len(rows):
@@ -446,5 +446,4 @@ def squares(
     batches = CenterCrops(chosen, size, workers=workers)
     for position, square in enumerate(square for batch in batches for square in batch):
         if position not in batches.bad:
-            rgb = preview(square.permute(1, 2, 0).numpy())
-            yield int(rows[position]), torch.from_numpy(rgb).permute(2, 0, 1)
+            yield int(rows[position]), preview(square.permute(1, 2, 0).numpy())

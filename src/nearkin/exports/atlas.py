@@ -1,12 +1,10 @@
 """`nearkin export --format atlas`: the images of a run as a table for Embedding Atlas."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from jaxtyping import Int
 from PIL import Image
 
@@ -18,6 +16,7 @@ from nearkin.evaluation.layout import NEIGHBORS, coordinates, landmark_rows
 from nearkin.evaluation.table import read_embeddings
 from nearkin.files import creating, whole
 from nearkin.metrics.neighbors import nearest
+from nearkin.report.image_map import encoded
 from nearkin.run.edits import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
@@ -55,13 +54,14 @@ def _table(
         {"ids": ids, "distances": distances}
         for ids, distances in zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
     ]
-    pixels = dict(squares(images, embeddings.rows, SIDE, available_cpus()))
-    encoded = [
-        {"bytes": _png(pixels.get(number)), "path": name}
+    shown = squares(images, embeddings.rows, SIDE, available_cpus())
+    pngs = {row: encoded(Image.fromarray(square), "png") for row, square in shown}
+    files = [  # without bytes where an image is no longer readable
+        {"bytes": pngs.get(number), "path": name}
         for number, name in zip(embeddings.rows.tolist(), embeddings.paths, strict=True)
     ]
     columns = {
-        "image": array(encoded, struct({"bytes": binary(), "path": string()})),
+        "image": array(files, struct({"bytes": binary(), "path": string()})),
         "x": xy[:, 0],
         "y": xy[:, 1],
         "label": embeddings.class_names.tolist(),
@@ -70,15 +70,6 @@ def _table(
         "neighbors": array(near, struct({"ids": list_(int64()), "distances": list_(float32())})),
     }
     return table(columns)
-
-
-def _png(square: torch.Tensor | None) -> bytes | None:
-    """None for an image that is no longer readable."""
-    if square is None:
-        return None
-    file = io.BytesIO()
-    Image.fromarray(square.permute(1, 2, 0).numpy()).save(file, "png")
-    return file.getvalue()
 
 
 def _discovered(folder: RunFolder, names: Sequence[str]) -> dict[str, list[Any]]:

@@ -128,15 +128,15 @@ class ComparedMetric:
         below = all(each is None or each.clear < 0 for each in self.from_first)
         return self.from_first.index(None) if below else None
 
-    def rows(self, best: str) -> Iterator[list[str]]:
+    def rows(self, best: str) -> Iterator[tuple[str, ...]]:
         """Yield its name and values as text, the best in this form; and how far it is from all."""
         cells = ["-" if metric is None else str(metric) for metric in self.values]
         if self.best is not None:
             cells[self.best] = best.format(cells[self.best])
-        yield [self.name, *cells]
+        yield self.name, *cells
         if self.from_first:
             differences = ["" if each is None else str(each) for each in self.from_first]
-            yield [f"{self.name}, from the highest", *differences]
+            yield f"{self.name}, from the highest", *differences
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -146,10 +146,10 @@ class ComparedMetric:
         return plain | ({"from_first": paired} if paired else {})
 
 
-def short_names(folders: Sequence[RunFolder]) -> list[str]:
+def short_names(runs: Sequence[FinishedRun]) -> list[str]:
     """Return the names of run folders, or whole paths if two are equal."""
-    short = [folder.path.resolve().name for folder in folders]
-    return short if len(set(short)) == len(short) else [str(folder.path) for folder in folders]
+    short = [run.folder.path.resolve().name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.folder.path) for run in runs]
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,7 +164,7 @@ class Comparison(Result):
     @property
     def names(self) -> list[str]:
         """Folder names of the runs, or whole paths if two are equal."""
-        return short_names([run.folder for run in self.runs])
+        return short_names(self.runs)
 
     @override
     def records(self) -> list[Row]:
@@ -191,18 +191,16 @@ class Comparison(Result):
     @override
     def lines(self) -> list[str]:
         """Return an aligned text table and notes."""
-        rows = [["", *self.names], *self._metric_rows("*{}"), *self._setting_rows()]
+        rows = [("", *self.names), *self._metric_rows("*{}"), *self._setting_rows()]
         return [*aligned(rows), *(f"note: {note}" for note in (*self.notes, NOTE))]
 
     def page(self) -> str:
         """Return an HTML page."""
         columns = ("", *self.names)
         in_words = Markup("<strong>{}</strong> (best)")  # for screen readers
-        metrics = tuple(map(tuple, self._metric_rows(in_words)))
         title = "Metrics with 95 % confidence intervals"
         frozen = any(run.folder.is_frozen for run in self.runs)
         kind = "runs" if frozen else self.runs[0].kind
-        settings = tuple(map(tuple, self._setting_rows()))
         return render(
             Page(
                 kicker="nearkin compare",
@@ -210,18 +208,18 @@ class Comparison(Result):
                 lead=", ".join(self.names),
                 sections=(
                     ("Findings", (Findings(self.notes),)),
-                    ("Metrics", (Table(title, columns, metrics, NOTE),)),
-                    ("Settings", (Table("Different settings", columns, settings),)),
+                    ("Metrics", (Table(title, columns, self._metric_rows(in_words), NOTE),)),
+                    ("Settings", (Table("Different settings", columns, self._setting_rows()),)),
                     ("Training curves", tuple(self._curves())),
                 ),
             )
         )
 
-    def _metric_rows(self, best: str) -> list[list[str]]:
-        return [row for metric in self.metrics for row in metric.rows(best)]
+    def _metric_rows(self, best: str) -> tuple[tuple[str, ...], ...]:
+        return tuple(row for metric in self.metrics for row in metric.rows(best))
 
-    def _setting_rows(self) -> list[list[str]]:
-        return [[name, *map(_short, values)] for name, values in self.settings.items()]
+    def _setting_rows(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((name, *map(_short, values)) for name, values in self.settings.items())
 
     def _curves(self) -> Iterator[Chart]:
         """Yield the curves of trainings, in as few charts as hold them."""

@@ -287,10 +287,10 @@ def _results(evaluation: Evaluation) -> Table:
 
 def _meanings(evaluation: Evaluation) -> Facts:
     """Return what each metric says; of those that say the same, of the first."""
-    said = dict[str, str]()
+    names = dict[str, str]()  # by meaning
     for metric in evaluation.metrics["encoder"]:
-        said.setdefault(metric.meaning, metric.name)
-    rows = ((name, meaning) for meaning, name in said.items() if meaning)
+        names.setdefault(metric.meaning, metric.name)
+    rows = ((name, meaning) for meaning, name in names.items() if meaning)
     return Facts("What the metrics mean", tuple(rows))
 
 
@@ -300,9 +300,8 @@ def _confusion(embeddings: Embeddings) -> tuple[Confusion, ...]:
     queries = predictions != ""
     if not queries.any():
         return ()
-    both = np.concatenate([embeddings.class_names[queries], predictions[queries]])
-    names, numbers = np.unique(both, return_inverse=True)
-    pairs = numbers.reshape(2, -1).T
+    both = np.stack([embeddings.class_names[queries], predictions[queries]], axis=1)
+    names, pairs = np.unique(both, return_inverse=True)
     return (Confusion.of(names.tolist(), names.tolist(), len(names), pairs),)
 
 

@@ -43,7 +43,7 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.named import cluster_rows, display_name, read_edited, written_labels
 from nearkin.text import as_text
 
-Said = TypeVar("Said")
+Noted = TypeVar("Noted")
 
 LABEL: Final = "The class in your data."  # What a coloring by labels says
 
@@ -81,7 +81,6 @@ def image_map(
     near = nearest(bank, bank, MOST_NEIGHBORS, exclude_self=True)
     chosen, in_files = images.subset(embeddings.rows[on_map]), len(on_map) > one_file
     side = min(SIDE, int(chosen.sizes.min(axis=1).max()))
-    order = np.arange(len(on_map))
     sheets = () if in_files else tiles(chosen, side, workers=available_cpus())
     if early:
         early.wait()  # last: all else is computed meanwhile
@@ -89,11 +88,9 @@ def image_map(
         coordinates(folder, bank.numpy(), on_map[among], near),
         *(each[:, :NEIGHBORS].numpy() for each in near),
     )
-    places = own
-    if len(among) < len(on_map):
-        places = placed(read(on_map), bank, own, among)
-    if in_files:
-        order = z_order(places.xy)
+    by_landmarks = len(among) < len(on_map)  # else, all images are landmarks
+    places = placed(read(on_map), bank, own, among) if by_landmarks else own
+    order = z_order(places.xy) if in_files else np.arange(len(on_map))
     position = np.argsort(order)  # of each image on the page
     rows = on_map[order]
     shown, region = embeddings.rows[rows], images.source.region
@@ -110,7 +107,7 @@ def image_map(
         columns=COLUMNS,
         per_sheet=PER_SHEET,
         total=len(embeddings.rows),
-        among=len(among) if len(among) < len(on_map) else 0,
+        among=len(among) if by_landmarks else 0,
         per_file=BLOCK if in_files else 0,
     )
 
@@ -222,9 +219,9 @@ def _assigned(folder: RunFolder, embeddings: Embeddings) -> list[Mapping[str, st
     return _of_each(embeddings, by_path, {})
 
 
-def _of_each(embeddings: Embeddings, said: Mapping[str, Said], otherwise: Said) -> list[Said]:
-    """What is said of each image, by paths as they are written."""
-    return [said.get(as_text(path), otherwise) for path in embeddings.paths]
+def _of_each(embeddings: Embeddings, noted: Mapping[str, Noted], otherwise: Noted) -> list[Noted]:
+    """What is noted of each image, by paths as they are written."""
+    return [noted.get(as_text(path), otherwise) for path in embeddings.paths]
 
 
 def _column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
@@ -277,7 +274,7 @@ def thumbnails(
     than `side` keep the size of the largest of them.
     """
     return {
-        row: data_uri(Image.fromarray(square.permute(1, 2, 0).numpy()))
+        row: data_uri(Image.fromarray(square))
         for row, square in squares(images, rows, side, workers)
     }
 

@@ -175,11 +175,11 @@ def with_thumbnails(page: Page, images: Images, workers: int, *, on_map: bool = 
     With `on_map`, they lead to their places on its map.
     """
     rows = {name: row for row, name in enumerate(images.names)}
-    asked = defaultdict[int, set[int]](set)  # rows by the side that they are shown with
-    _changed(page, Tile, lambda tile: asked[tile.side].add(rows.get(tile.path, -1)))
+    shown = defaultdict[int, set[int]](set)  # rows by the side that they are shown with
+    _changed(page, Tile, lambda tile: shown[tile.side].add(rows.get(tile.path, -1)))
     uris = {
-        side: thumbnails(images, np.array([*shown - {-1}], np.int64), side, workers)
-        for side, shown in asked.items()
+        side: thumbnails(images, np.array([*of_side - {-1}], np.int64), side, workers)
+        for side, of_side in shown.items()
     }
 
     def with_pixels(tile: Tile) -> Tile:

@@ -59,7 +59,6 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 /* Images are rows of the data; -1 is none. */
 const state = {
   coloring: 0,
-  filter: "",
   visible: new Uint8Array(data.count).fill(1),
   highlighted: null, // the class under the pointer in the legend
   open: -1, // the image in the panel

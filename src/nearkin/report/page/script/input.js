@@ -180,7 +180,7 @@ function pressKey(event, keys, ...all) {
 
 function listen() {
   $("coloring").onchange = (event) => setColoring(Number(event.target.value));
-  $("filter").oninput = (event) => { state.filter = event.target.value; updateVisible(); };
+  $("filter").oninput = updateVisible;
   $("in").onclick = KEYS["+"];
   $("out").onclick = KEYS["-"];
   $("fit").onclick = KEYS["Home"];
@@ -202,7 +202,7 @@ function listen() {
   }
   document.addEventListener("click", followLink);
   window.onhashchange = () => follow(location.hash);
-  dark.onchange = () => { readTheme(); updateLook(); showLegend(); restyle(); };
+  dark.onchange = () => { readTheme(); showLegend(); redraw(); };
   new ResizeObserver(resize).observe(canvas);
 }
 
@@ -212,7 +212,6 @@ showPanel();
 resize();
 setColoring(0);
 updateVisible();
-setLassoMode(false);
 listen();
 follow(location.hash);
 if (served) connect();

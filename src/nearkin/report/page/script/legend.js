@@ -7,7 +7,7 @@ function searchText(i) {
   return [rawName(i), ...classes].join("\n").normalize().toLowerCase();
 }
 
-const filterInput = () => state.filter.trim().normalize().toLowerCase();
+const filterInput = () => $("filter").value.trim().normalize().toLowerCase();
 
 /* Whether a coloring that filters shows an image; a range, whose open end is NaN, hides what has
    no number. Its ends are rounded as the numbers are. */

@@ -6,9 +6,9 @@ const grid = {
   rows: [], // the images of all pages, in order
   page: 0,
   tiles: new Map(), // of this page, by image
-  asked: null,
+  turn: null,
 };
-const table = { page: 0, asked: null };
+const table = { page: 0, turn: null };
 
 /* Names by the value of their numbers: 2 before 10. */
 const byName = new Intl.Collator("en", { numeric: true });
@@ -41,13 +41,13 @@ const showLists = () => Promise.all([showGrid(), showTable()]);
 /* The images of the page that a list is at, once their names are there; null if another page has
    been asked for meanwhile. */
 async function pageOf(list, members, size) {
-  const asked = list.asked = {};
+  const turn = list.turn = {};
   const rows = await sorted(members);
   const pages = Math.max(1, Math.ceil(rows.length / size));
   list.page = Math.min(list.page, pages - 1);
   const shown = rows.slice(list.page * size, (list.page + 1) * size);
   await loaded(shown);
-  return list.asked === asked ? { rows, pages, shown } : null;
+  return list.turn === turn ? { rows, pages, shown } : null;
 }
 
 /* Buttons that turn pages, after which the focus is where it was. */

@@ -160,10 +160,9 @@ function classSection() {
   const merge = textForm("Name of the merged class", "Merge selected classes", async (text) => {
     const clusters = ticks().map((tick) => tick.parentElement.dataset.cluster);
     if (clusters.length < 2) throw new Error("Select two or more classes first.");
-    const answer = await request("name", { clusters, name: text });
+    const done = await edit("name", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
     for (const tick of ticks()) tick.checked = false;
-    updateClasses(answer);
-    return `${clusters.join(", ")} are now ${text}.`;
+    return done;
   }, { suggest: true });
   return make("details", { id: "map-classes", hidden: true },
     make("summary", {}, "Name, merge and export classes"),
