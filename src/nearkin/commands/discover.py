@@ -9,7 +9,7 @@ from nearkin.choices import MODE_METHODS
 from nearkin.classifier.report import complete_results
 from nearkin.commands.arguments import PathLike, command, given
 from nearkin.commands.run import Run
-from nearkin.config import OF_TRAINING, DiscoverConfig, TrainConfig, defaults
+from nearkin.config import OF_TRAINING, DiscoverConfig, TrainConfig
 from nearkin.discovery.data import DiscoveryData, check_sizes, open_discovery_data
 from nearkin.discovery.features import check_layers
 from nearkin.discovery.outcome import build_outcome
@@ -170,11 +170,11 @@ def _checked(
 
 def _check_encoder(config: DiscoverConfig) -> None:
     """Refuse how to train an encoder where one is given, and how to load one where none is."""
-    named, usual = config.encoder != "auto", defaults(DiscoverConfig)
+    named, usual = config.encoder != "auto", DiscoverConfig()
     by = "--encoder" if named else "--accept"
     for name in OF_TRAINING:
         value = getattr(config, name)
-        if (named or config.accept) and value != usual[name]:
+        if (named or config.accept) and value != getattr(usual, name):
             raise UsageError(
                 f"{option(name)} {value} is of the training of an encoder, and {by} gives one; "
                 "leave one of the two out"
