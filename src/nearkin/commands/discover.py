@@ -98,7 +98,11 @@ def discover(
         folder.write_settings(config, name)
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
-        _run(Pipeline(data, config, folder, run.device, log), dataset)
+        pipeline = Pipeline(data, config, folder, run.device, log)
+        state = pipeline.prepare(dataset)
+        methods, trials = pipeline.train(state), pipeline.calibrating(state)
+        log.info("classifying all images")
+        write_outcome(build_outcome(pipeline, state, methods, trials), log)
     return Run(folder)
 
 
@@ -134,14 +138,6 @@ def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: boo
     if config.encoder == "auto" and not trained:
         run_worker(data)
     return Run(folder)
-
-
-def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
-    """Run the three stages, classify all images, and write what was found."""
-    state = pipeline.prepare(dataset)
-    methods, trials = pipeline.train(state), pipeline.calibrating(state)
-    pipeline.log.info("classifying all images")
-    write_outcome(build_outcome(pipeline, state, methods, trials), pipeline.log)
 
 
 def _checked(
