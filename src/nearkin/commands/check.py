@@ -74,7 +74,6 @@ class DataReport(Result):
 
     @override
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {
             "images": len(self.images),
             "formats": dict(self.images.format_counts),
@@ -94,7 +93,6 @@ class DataReport(Result):
 
     @override
     def lines(self) -> list[str]:
-        """Return lines of text, for people."""
         values = self.to_dict()
         (low, middle, high), (least, median, most) = values["width"], values["height"]
         found = "not searched" if self.exact is None else f"{self.exact} exact, {self.near} near"
