@@ -69,6 +69,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+def cut_short(*paths: Path) -> None:
+    """Leave the first half of files: of an image, a damage that only decoding finds."""
+    for path in paths:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 def exchange(path: Path, content: bytes = b"") -> None:
     """Put other bytes behind the same name, size and time: only who reads them can notice."""
     state = path.stat()

@@ -265,26 +265,16 @@ def test_labels_that_a_run_would_read_otherwise_are_refused(digits, finder, labe
 
 
 def test_a_discovery_names_the_file_that_cannot_be_read(digits, finder, tmp_path):
+    """One that is no image before anything is trained."""
     images, truth = (array[:40] for array in digits)
-    kept = save(
-        tmp_path / "images",
-        {f"{n:02}.png": digit_pixels(x.reshape(8, 8)) for n, x in enumerate(images)},
-    )
-    paths = sorted(kept.iterdir())
-    content = paths[7].read_bytes()
-    paths[7].write_bytes(content[: content.index(b"IDAT") + 8])
-    with pytest.raises(ValueError, match=r"cannot read .*07.png: .*; leave it out"):
-        clone(finder).fit(paths, np.where(truth < 3, truth, -1))
-
-
-def test_a_discovery_refuses_a_file_that_is_no_image_before_anything_is_trained(
-    digits, finder, tmp_path
-):
-    images, truth = (array[:40] for array in digits)
+    y, out = np.where(truth < 3, truth, -1), tmp_path / "run"
     named = {f"{n:02}.png": digit_pixels(x.reshape(8, 8)) for n, x in enumerate(images)}
     paths = sorted(save(tmp_path / "images", named).iterdir())
+    content, message = paths[7].read_bytes(), r"cannot read .*07.png: .*; leave it out"
     paths[7].write_text("no image")
-    found = clone(finder).set_params(output=tmp_path / "run")
-    with pytest.raises(ValueError, match=r"cannot read .*07.png: .*; leave it out"):
-        found.fit(paths, np.where(truth < 3, truth, -1))
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=message):
+        clone(finder).set_params(output=out).fit(paths, y)
+    assert not out.exists()
+    paths[7].write_bytes(content[: content.index(b"IDAT") + 8])
+    with pytest.raises(ValueError, match=message):
+        clone(finder).fit(paths, y)

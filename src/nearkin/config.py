@@ -7,7 +7,7 @@ travel as `options`.
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from msgspec import Meta
@@ -440,7 +440,7 @@ def excluded(
 
     Options of a method do where another method is typed.
     """
-    usual = defaults(kind)
+    usual = vars(kind())
 
     def set_in(settings: Mapping[str, Any], name: str) -> bool:
         value = settings.get(name)
@@ -458,11 +458,3 @@ def excluded(
     if both and stored.get("options") and typed[chosen] != stored[chosen]:
         found["options"] = chosen
     return found
-
-
-def defaults(kind: type[RunConfig]) -> dict[str, Any]:
-    """The defaults of settings, by name."""
-    return {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory()
-        for each in fields(kind)
-    }

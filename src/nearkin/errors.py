@@ -61,17 +61,15 @@ def _call(found: re.Match[str]) -> str:
         verb = f"list_{words.pop(0)}"
     elif verb == "embed" and words and "-o" not in words:
         verb = "embed_run"  # which the command makes unless it is given a file
-    arguments = list[str]()
+    called = ""
     for word in words:
-        if arguments and arguments[-1].endswith("="):
-            arguments[-1] += word.lower() if word.isupper() else _value(word)
-        elif option := OPTION.fullmatch(word):
+        text = word.lower() if word.isupper() else word if word.isdecimal() else repr(word)
+        if option := OPTION.fullmatch(word):
             name = _parameter(option)
-            arguments.append(name if "=" in name else f"{name}=")
-        else:
-            arguments.append(word.lower() if word.isupper() else _value(word))
-    called = f"({', '.join(arguments)})" if arguments or verb.startswith("list_") else ""
-    return f"`nearkin.{verb}{called}`"
+            text = name if "=" in name else f"{name}="
+        called += text if not called or called.endswith("=") else f", {text}"
+    brackets = f"({called})" if called or verb.startswith("list_") else ""
+    return f"`nearkin.{verb}{brackets}`"
 
 
 def redacted(text: str) -> str:
@@ -85,10 +83,6 @@ def redacted(text: str) -> str:
         return text
     host, slash, path = rest.partition("#")[0].partition("?")[0].partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
-def _value(word: str) -> str:
-    return word if word.isdecimal() else repr(word)
 
 
 class NearkinError(Exception):

@@ -48,7 +48,6 @@ class Result(ABC):
         return pandas.DataFrame([dict(row) for row in self.records()])
 
     def __repr__(self) -> str:
-        """The lines of text."""
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
@@ -106,5 +105,4 @@ class Table(Result):
 
     @override
     def records(self) -> Sequence[Row]:
-        """The rows."""
         return self.rows

@@ -29,7 +29,7 @@ from nearkin.methods import checked_class, parameters
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
 from nearkin.objectives import unit
-from nearkin.schema import MemorySize, check_value, from_text, metadata, types_of
+from nearkin.schema import MemorySize, as_typed, check_value, from_text, metadata, types_of
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
 from nearkin.types import UNLABELED, Batch, Step
@@ -187,10 +187,9 @@ def _constructor(cls: type[Method[Any]]) -> Problems:
 
 def _option(name: str, default: Any, kind: Any) -> Problems:
     """Options arrive as text from the command line."""
-    text = str(default).lower() if isinstance(default, bool) else str(default)
     try:
         check_value(name, default, kind)
-        read = from_text(text, kind)
+        read = from_text(as_typed(default), kind)
     except Exception as error:
         yield SCHEMA, f"the default of {name} does not fit its type: {error}"
     if read != default or type(read) is not type(default):

@@ -120,14 +120,6 @@ def test_max_time_becomes_epochs_that_the_configuration_keeps(images, tmp_path):
     assert run(*arguments, "--resume") == 0
 
 
-def test_embeddings_do_not_replace_the_table_they_were_made_from(finished, images, refusal):
-    table = images.parent / "images.csv"
-    table.write_text("path\n" + "\n".join(f"images/{n:03d}.png" for n in range(40)) + "\n")
-    line = refusal(2, "embed", finished, table, "-o", table.with_suffix(".npy"))
-    assert f"would replace {table}" in line
-    assert ".parquet" in refusal(2, "embed", finished, images, "-o", "vectors.pt")
-
-
 def test_evaluate_prints_measures_beside_their_floors_as_json(finished, capsys):
     assert run("evaluate", str(finished), "--json") == 0
     answer = json.loads(capsys.readouterr().out)

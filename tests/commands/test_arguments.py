@@ -103,60 +103,42 @@ def test_what_the_caller_has_set_in_torch_changes_nothing(mode, tmp_path):
     assert torch_modes() == outside
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: nearkin.select(FEATURES, num=3, rule="Typical"),
-            "rule Typical is not typical or",
-        ),
-        (lambda: nearkin.select(FEATURES, num=2.5), "num 2.5 is not a whole number of at least 1"),
-        (lambda: nearkin.select(FEATURES, num=True), "num true is not a whole number"),
-        (lambda: nearkin.select(FEATURES, num=2, seed=-1), "seed -1 is not a whole number from 0"),
-        (lambda: nearkin.evaluate(FEATURES, features="embeddings"), "features embeddings is not"),
-        (
-            lambda: nearkin.evaluate(FEATURES, protocol=["kn"]),
-            r"protocol kn is not a list of .*mean k",
-        ),
-        (lambda: nearkin.evaluate(FEATURES, protocol="knn"), "protocol knn is not a list"),
-        (
-            lambda: nearkin.evaluate(FEATURES, np.zeros((3, 9, 9))),
-            "of features, no images are read",
-        ),
-        (lambda: nearkin.evaluate(FEATURES, workers=-1), "workers -1 is not"),
-        (
-            lambda: nearkin.evaluate(FEATURES, verbose=0),
-            "verbose is of type int; give bool or Reporter",
-        ),
-        (lambda: nearkin.check("digits", scan="everything"), "scan everything is not headers"),
-        (lambda: nearkin.rank(["a", "b"], by="knn"), "by knn is not effective-rank, agree"),
-        (lambda: nearkin.export("run", format="tensorflow"), "format tensorflow is not"),
-        (lambda: nearkin.embed_shards("e", "d", output="x", engine="Ray"), "engine Ray is not"),
-        (lambda: nearkin.embed_shards("e", "d", output="x", shard_size=2.5), "shard_size 2.5"),
-        (lambda: nearkin.neighbors("e", ["a.png"], top=2.5), "top 2.5 is not"),
-        (
-            lambda: nearkin.neighbors("e", np.zeros((3, 9))),
-            "images is of type ndarray; give text or a path",
-        ),
-        (
-            lambda: nearkin.neighbors("e", [np.zeros(3)]),
-            "images is of type ndarray; give text or a path",
-        ),
-        (lambda: nearkin.duplicates("d", encoder="e", threshold="0.9"), "threshold 0.9 is not"),
-        (lambda: nearkin.audit(FEATURES, precision="0.9"), "precision 0.9 is not a number"),
-        (
-            lambda: nearkin.train("digits", {"epochs": 3}),
-            "config is of type dict; give TrainConfig",
-        ),
-        (lambda: nearkin.train("digits", nearkin.EmbedConfig()), "config is of type EmbedConfig"),
-        (lambda: nearkin.explore("run", port=99_999), "port 99999 is not a whole number from 0"),
-        (lambda: nearkin.load("run", image_size="big"), "image_size big is not auto or a whole"),
-        (lambda: nearkin.load("run", image_size=24.7), "image_size 24.7 is not"),
-    ],
-)
-def test_an_argument_of_another_type_is_refused_before_anything_is_opened(call, message):
+REFUSED = [
+    ("select", [FEATURES], {"num": 3, "rule": "Typical"}, "rule Typical is not typical or"),
+    ("select", [FEATURES], {"num": 2.5}, "num 2.5 is not a whole number of at least 1"),
+    ("select", [FEATURES], {"num": True}, "num true is not a whole number"),
+    ("select", [FEATURES], {"num": 2, "seed": -1}, "seed -1 is not a whole number from 0"),
+    ("evaluate", [FEATURES], {"features": "embeddings"}, "features embeddings is not"),
+    ("evaluate", [FEATURES], {"protocol": ["kn"]}, r"protocol kn is not a list of .*mean k"),
+    ("evaluate", [FEATURES], {"protocol": "knn"}, "protocol knn is not a list"),
+    ("evaluate", [FEATURES, np.zeros((3, 9, 9))], {}, "of features, no images are read"),
+    ("evaluate", [FEATURES], {"workers": -1}, "workers -1 is not"),
+    ("evaluate", [FEATURES], {"verbose": 0}, "verbose is of type int; give bool or Reporter"),
+    ("check", ["digits"], {"scan": "everything"}, "scan everything is not headers"),
+    ("rank", [["a", "b"]], {"by": "knn"}, "by knn is not effective-rank, agree"),
+    ("export", ["run"], {"format": "tensorflow"}, "format tensorflow is not"),
+    ("embed_shards", ["e", "d"], {"output": "x", "engine": "Ray"}, "engine Ray is not"),
+    ("embed_shards", ["e", "d"], {"output": "x", "shard_size": 2.5}, "shard_size 2.5"),
+    ("neighbors", ["e", ["a.png"]], {"top": 2.5}, "top 2.5 is not"),
+    ("neighbors", ["e", np.zeros((3, 9))], {}, "images is of type ndarray; give text or a path"),
+    ("neighbors", ["e", [np.zeros(3)]], {}, "images is of type ndarray; give text or a path"),
+    ("duplicates", ["d"], {"encoder": "e", "threshold": "0.9"}, "threshold 0.9 is not"),
+    ("audit", [FEATURES], {"precision": "0.9"}, "precision 0.9 is not a number"),
+    ("train", ["digits", {"epochs": 3}], {}, "config is of type dict; give TrainConfig"),
+    ("train", ["digits", nearkin.EmbedConfig()], {}, "config is of type EmbedConfig"),
+    ("explore", ["run"], {"port": 99_999}, "port 99999 is not a whole number from 0"),
+    ("load", ["run"], {"image_size": "big"}, "image_size big is not auto or a whole"),
+    ("load", ["run"], {"image_size": 24.7}, "image_size 24.7 is not"),
+]
+"""Calls by the name of the function, and what the refusal says."""
+
+
+@pytest.mark.parametrize(("name", "values", "named", "message"), REFUSED)
+def test_an_argument_of_another_type_is_refused_before_anything_is_opened(
+    name, values, named, message
+):
     with pytest.raises(UsageError, match=message):
-        call()
+        getattr(nearkin, name)(*values, **named)
 
 
 @pytest.mark.parametrize(
@@ -359,12 +341,6 @@ def test_labels_that_are_no_list_are_one_line():
             nearkin.check((pixels, labels), verbose=False)
 
 
-def test_images_are_no_features_of_an_audit():
-    pixels = np.zeros((300, 9, 9), np.uint8)
-    with pytest.raises(UsageError, match="these are images; give encoder"):
-        nearkin.audit(pixels)
-
-
 def test_what_is_typed_takes_precedence_over_what_excludes_it_in_a_file(
     tmp_path, monkeypatch, capsys
 ):
@@ -470,28 +446,21 @@ def test_the_features_of_a_run_are_vectors(trained_run, digits_file, tmp_path):
         nearkin.neighbors(Path(trained_run) / "encoder.safetensors", image)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("export", "{run}", "--format", "atlas", "--dynamic-size", "-o", "a.parquet"), "of grap"),
-        (("export", "{run}", "--format", "atlas", "--license", "MIT", "-o", "a.parquet"), "place"),
-        (
-            ("export", "{run}", "--format", "torchvision", "--license", "MIT", "-o", "e.pth"),
-            "no place",
-        ),
-        (("doctor", "--device", "bogus"), "device bogus"),
-        (("neighbors", "{run}", "a.png", "--data", "gone"), "--data is shown on a sheet"),
-        (("classify", "{run}", "digits", "--augment", "simclr"), "--augment is of fine-tuning"),
-        (("classify", "{run}", "digits", "--save-every", "3"), "--save-every is of fine-tuning"),
-        (("explore", "{run}", "--write", "--port", "8000"), "--port is of serving"),
-        (("explore", "{run}", "-o", "x.html", "--i-know"), "--i-know is of serving"),
-        (("explore", "{run}", "--one-file", "9"), "--one-file is of a page that is written"),
-        (("explore", "{run}", "--overwrite"), "--overwrite is of a page that is written"),
-    ],
-)
-def test_an_option_without_an_effect_is_refused(trained_run, capsys, words, message):
-    assert run(*(word.format(run=trained_run) for word in words)) == 2
-    assert message in capsys.readouterr().err
+def test_an_option_without_an_effect_is_refused(trained_run, refuses):
+    commands = (
+        ("export RUN --format atlas --dynamic-size -o a.parquet", 2, "of grap"),
+        ("export RUN --format atlas --license MIT -o a.parquet", 2, "place"),
+        ("export RUN --format torchvision --license MIT -o e.pth", 2, "no place"),
+        ("doctor --device bogus", 2, "device bogus"),
+        ("neighbors RUN a.png --data gone", 2, "--data is shown on a sheet"),
+        ("classify RUN digits --augment simclr", 2, "--augment is of fine-tuning"),
+        ("classify RUN digits --save-every 3", 2, "--save-every is of fine-tuning"),
+        ("explore RUN --write --port 8000", 2, "--port is of serving"),
+        ("explore RUN -o x.html --i-know", 2, "--i-know is of serving"),
+        ("explore RUN --one-file 9", 2, "--one-file is of a page that is written"),
+        ("explore RUN --overwrite", 2, "--overwrite is of a page that is written"),
+    )
+    refuses(commands, RUN=trained_run)
 
 
 def test_evaluate_measures_what_can_be_read_however_much_cannot(trained_run, tmp_path, capsys):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from builders import fill, noise, soft
+from builders import cut_short, fill, noise, soft
 from nearkin_command import run as call
 from PIL import Image
 from pyarrow import parquet
@@ -33,12 +33,6 @@ from nearkin.training.health import Monitor
 from nearkin.training.session import encoders_beside
 
 CPU = torch.device("cpu")
-
-
-def cut_short(*paths):
-    """Damage that only decoding finds."""
-    for path in paths:
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def write_run(folder, images, data="images", backbone=None, **settings):

@@ -21,7 +21,6 @@ from nearkin.config import (
     DiscoverConfig,
     EmbedConfig,
     TrainConfig,
-    defaults,
     seconds,
 )
 from nearkin.errors import CheckpointError, UsageError
@@ -163,7 +162,7 @@ def test_every_setting_has_a_default_and_a_sentence():
     """The sentence stands below it, and is what `--help` says."""
     for kind in (TrainConfig, DiscoverConfig, ClassifyConfig, EmbedConfig):
         sentences = parameter_docs(kind)
-        for name in defaults(kind):
+        for name in vars(kind()):
             assert re.fullmatch(r"[A-Z`].*[^.]\.", sentences[name], re.DOTALL), name
             places = [title for title, names in GROUPS.items() if name in names]
             assert name == "options" or len(places) == 1, name

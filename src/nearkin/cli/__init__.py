@@ -17,6 +17,7 @@ from cyclopts.help.formatters import DefaultFormatter
 
 from nearkin.choices import SLEEPING_THREADS
 from nearkin.cli.app import COMPLETION, application, method_options
+from nearkin.cli.command import is_first
 from nearkin.cli.terminal import Output, err, say
 from nearkin.errors import TOGETHER, NearkinError, UsageError, as_typed_words
 from nearkin.places import system_error
@@ -76,7 +77,7 @@ def _failed(error: CycloptsError | NearkinError) -> int:
 
     What several processes meet together is said by the first.
     """
-    if not (isinstance(error, TOGETHER) and _is_worker()):
+    if not isinstance(error, TOGETHER) or is_first():
         text = str(error) if isinstance(error, NearkinError) else _misread(error)
         say(f"error: {' '.join(text.split())}")
     return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
@@ -103,12 +104,6 @@ def _unknown(error: UnknownOptionError) -> str:
         return f"unknown option {typed}: {name.upper()} stands alone, without a name before it"
     known = [each.removeprefix("--") for each in names if each.startswith("--")]
     return f"unknown option {typed}.{suggestion(name, known)}"
-
-
-def _is_worker() -> bool:
-    from nearkin.distributed import is_main_process
-
-    return not is_main_process()
 
 
 def _bug(error: Exception) -> NearkinError:

@@ -38,14 +38,12 @@ def command_of(target: str, name: str, *, everything: bool) -> tuple[Callable[..
             given = _configured(given, kind, f"nearkin {name}", words, hints.keys())
         if not _takes_part(name, given):
             return
-        from nearkin.distributed import is_main_process
-
-        is_first = is_main_process()
+        first = is_first()
         with Terminal() as terminal:
             reporter = Quiet() if quiet or json else terminal
-            shown = {"verbose": is_first and reporter} if "verbose" in hints else {}
+            shown = {"verbose": first and reporter} if "verbose" in hints else {}
             result = imported(target)(**given, **shown)
-        if is_first and result is not None:
+        if first and result is not None:
             show(result, as_json=json)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -95,13 +93,18 @@ def _configured(
 
 
 def _say_left_out(theirs: str, value: Any, file: Any, mine: str) -> None:
-    from nearkin.distributed import is_main_process
-
-    if is_main_process():
+    if is_first():
         values = value if isinstance(value, Mapping) else {theirs: value}
         text = " ".join(f"{option(name)} {as_typed(each)}" for name, each in values.items())
         what = "it" if len(values) == 1 else "them"
         say(f"left out: {text} of {file}, as {option(mine)} excludes {what}")
+
+
+def is_first() -> bool:
+    """Whether this is the first of the processes that a launcher has started, or the only one."""
+    from nearkin.distributed import is_main_process  # which loads torch
+
+    return is_main_process()
 
 
 SEVERAL = ("train", "discover", "classify")
@@ -110,9 +113,7 @@ SEVERAL = ("train", "discover", "classify")
 
 def _takes_part(name: str, given: Mapping[str, Any]) -> bool:
     """Whether this process runs a command that takes one; of several, all but the first say so."""
-    from nearkin.distributed import is_main_process
-
-    if name in SEVERAL or is_main_process():
+    if name in SEVERAL or is_first():
         return True
     from nearkin.commands.embed import makes_shards
 

@@ -36,17 +36,15 @@ def declared(target: str) -> Callable[..., Any]:
     The defaults of its parameters are written out.
     """
     definition = _definition(target)
+    parameters = [*_parameters(definition.args)]
 
     def declaration() -> None:
         pass
 
-    parameters = [*_parameters(definition.args)]
     declaration.__doc__ = ast.get_docstring(definition)
+    declaration.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     declaration.__annotations__ = {each.name: each.annotation for each in parameters}
-    types = get_type_hints(declaration, TYPES, include_extras=True)
-    typed = [each.replace(annotation=types[each.name]) for each in parameters]
-    declaration.__signature__ = Signature(typed)  # type: ignore[attr-defined]
-    declaration.__annotations__ = types
+    declaration.__annotations__ = get_type_hints(declaration, TYPES, include_extras=True)
     return declaration
 
 
@@ -68,18 +66,14 @@ def _definition(target: str) -> ast.FunctionDef:
 
 def _parameters(declared: ast.arguments) -> Iterator[Parameter]:
     required = [None] * (len(declared.args) - len(declared.defaults))
-    either = zip(declared.args, [*required, *declared.defaults], strict=True)
-    options = zip(declared.kwonlyargs, declared.kw_defaults, strict=True)
-    for kind, pairs in (
-        (Parameter.POSITIONAL_OR_KEYWORD, either),
-        (Parameter.KEYWORD_ONLY, options),
-    ):
-        for each, default in pairs:
-            if each.arg not in PYTHON:
-                assert each.annotation is not None
-                yield Parameter(
-                    each.arg,
-                    kind,
-                    default=Parameter.empty if default is None else ast.literal_eval(default),
-                    annotation=ast.unparse(each.annotation),
-                )
+    defaults = [*required, *declared.defaults, *declared.kw_defaults]
+    for each, default in zip([*declared.args, *declared.kwonlyargs], defaults, strict=True):
+        if each.arg not in PYTHON:
+            is_option = each in declared.kwonlyargs
+            assert each.annotation is not None
+            yield Parameter(
+                each.arg,
+                Parameter.KEYWORD_ONLY if is_option else Parameter.POSITIONAL_OR_KEYWORD,
+                default=Parameter.empty if default is None else ast.literal_eval(default),
+                annotation=ast.unparse(each.annotation),
+            )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, get_args
 from cyclopts import Group, Parameter
 from msgspec import inspect
 
-from nearkin.config import COMMON, GROUPS, TRUST, RunConfig, defaults
+from nearkin.config import COMMON, GROUPS, TRUST, RunConfig
 from nearkin.schema import as_typed, described, option, parameter_docs, types_of
 
 NAMES: Final[Mapping[str, str | tuple[str, ...]]] = {
@@ -91,7 +91,7 @@ def _own(
 def _settings(kind: type[RunConfig], taken: set[str], everything: bool) -> Iterator[Argument]:
     """The fields of a settings class, by group."""
     hints, docs = types_of(kind), parameter_docs(kind)
-    default = defaults(kind)
+    default = vars(kind())
     for title, names in GROUPS.items():
         for name in sorted(default.keys() & {*names} - taken, key=names.index):
             limits = _limits(hints[name])

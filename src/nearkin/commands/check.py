@@ -73,12 +73,10 @@ class DataReport(Result):
 
     @override
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        counts = Counter(self.images.labels.tolist())
         return {
             "images": len(self.images),
             "formats": dict(self.images.format_counts),
-            "classes": {name: counts[label] for label, name in enumerate(self.images.classes)},
+            "classes": {row["class"]: row["images"] for row in self.records()},
             "width": _range(self.images.sizes[:, 0]),
             "height": _range(self.images.sizes[:, 1]),
             "parts": self.parts,
@@ -94,7 +92,6 @@ class DataReport(Result):
 
     @override
     def lines(self) -> list[str]:
-        """Return lines of text, for people."""
         values = self.to_dict()
         (low, middle, high), (least, median, most) = values["width"], values["height"]
         found = "not searched" if self.exact is None else f"{self.exact} exact, {self.near} near"

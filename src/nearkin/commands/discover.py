@@ -9,7 +9,7 @@ from nearkin.choices import MODE_METHODS
 from nearkin.classifier.report import complete_results
 from nearkin.commands.arguments import PathLike, command, given
 from nearkin.commands.run import Run
-from nearkin.config import OF_TRAINING, DiscoverConfig, TrainConfig, defaults
+from nearkin.config import OF_TRAINING, DiscoverConfig, TrainConfig
 from nearkin.discovery.data import DiscoveryData, check_sizes, open_discovery_data
 from nearkin.discovery.features import check_layers
 from nearkin.discovery.outcome import build_outcome
@@ -98,7 +98,11 @@ def discover(
         folder.write_settings(config, name)
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
-        _run(Pipeline(data, config, folder, run.device, log), dataset)
+        pipeline = Pipeline(data, config, folder, run.device, log)
+        state = pipeline.prepare(dataset)
+        methods, trials = pipeline.train(state), pipeline.calibrating(state)
+        log.info("classifying all images")
+        write_outcome(build_outcome(pipeline, state, methods, trials), log)
     return Run(folder)
 
 
@@ -136,14 +140,6 @@ def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: boo
     return Run(folder)
 
 
-def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
-    """Run the three stages, classify all images, and write what was found."""
-    state = pipeline.prepare(dataset)
-    methods, trials = pipeline.train(state), pipeline.calibrating(state)
-    pipeline.log.info("classifying all images")
-    write_outcome(build_outcome(pipeline, state, methods, trials), pipeline.log)
-
-
 def _checked(
     config: DiscoverConfig, folder: RunFolder, *, resume: bool
 ) -> tuple[DiscoverConfig, Encoder | None]:
@@ -170,11 +166,11 @@ def _checked(
 
 def _check_encoder(config: DiscoverConfig) -> None:
     """Refuse how to train an encoder where one is given, and how to load one where none is."""
-    named, usual = config.encoder != "auto", defaults(DiscoverConfig)
+    named, usual = config.encoder != "auto", DiscoverConfig()
     by = "--encoder" if named else "--accept"
     for name in OF_TRAINING:
         value = getattr(config, name)
-        if (named or config.accept) and value != usual[name]:
+        if (named or config.accept) and value != getattr(usual, name):
             raise UsageError(
                 f"{option(name)} {value} is of the training of an encoder, and {by} gives one; "
                 "leave one of the two out"

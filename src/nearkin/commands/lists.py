@@ -16,7 +16,7 @@ from rich.markdown import Markdown
 
 from nearkin.choices import Listed
 from nearkin.commands.arguments import command
-from nearkin.config import GROUPS, TRUST, TrainConfig, defaults
+from nearkin.config import GROUPS, TRUST, TrainConfig
 from nearkin.encoders.sources import DINOV2, license_of
 from nearkin.errors import UsageError
 from nearkin.extensions import label
@@ -267,7 +267,7 @@ def list_settings(name: str = "simclr") -> str:
     cls = method_class(name)
     means, notes = _automatic(cls.defaults), parameter_docs(TrainConfig)
     lines = [f"# {label(name)}: {idea(cls)}", ""]
-    default = {**defaults(TrainConfig), "method": name}
+    default = {**vars(TrainConfig()), "method": name}
     for title, settings in GROUPS.items():
         lines += [f"# --- {title} ---", ""]
         for key in (each for each in settings if each in default and each != TRUST):
