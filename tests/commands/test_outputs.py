@@ -93,6 +93,7 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
         ("embed NONE photos -o folder.npz --overwrite", 4, "is a folder"),
         ("export NONE -o folder.onnx --overwrite", 4, "is a folder"),
         ("predict NONE photos -o x.parquet", 2, "ends in .csv"),
+        ("embed NONE photos -o x.PARQUET", 2, "cannot write embeddings as x.PARQUET"),
         ("explore NONE -o x.pdf", 2, "ends in .html"),
         ("compare NONE OTHER -o x.csv", 2, "ends in .html"),
         ("neighbors NONE photos/0.png -o x.txt", 2, "ends in .png"),

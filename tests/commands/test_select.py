@@ -1,5 +1,6 @@
 """`nearkin select`: tables of images that are worth a label."""
 
+import os
 import shutil
 
 import numpy as np
@@ -67,6 +68,7 @@ def test_labels_are_of_images_wherever_their_table_lies_and_copies_go_by_their_n
     data = tmp_path / "photos"
     fill(data, *(f"{part}/{n}.png" for part in ("train", "test") for n in range(8)))
     shutil.copy(data / "train/0.png", data / "train/copy.png")
+    shutil.copy(data / "train/7.png", data / "train" / os.fsdecode(b"caf\xe9.png"))
     rows = [(f"photos/train/{n}.png", "ab"[n % 2]) for n in range(4)]
     table = tmp_path / "labels.csv"
     write_csv(table, ("path", "label"), [*rows, ("photos/test/0.png", "a"), ("gone.png", "a")])
@@ -74,7 +76,7 @@ def test_labels_are_of_images_wherever_their_table_lies_and_copies_go_by_their_n
     out = nearkin.classify(trained_run, data, output=tmp_path / "run", **how).path
     caplog.clear()
     selected = nearkin.select(trained_run, data, num=1, labeled=table, workers=0)
-    assert (selected.num_labeled, selected.num_unlabeled) == (4, 5)
+    assert (selected.num_labeled, selected.num_unlabeled) == (4, 6)
     assert caplog.text.count("left out: 1 of 6 rows of") == 1
     again = nearkin.select(out, data, num=1, workers=0)
     alone = nearkin.select(out, num=1)

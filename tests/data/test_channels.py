@@ -242,6 +242,17 @@ def test_ranges_are_percentiles_and_the_statistics_are_of_what_is_scaled(tmp_pat
     assert (again.channels, again.fingerprint) == (images.channels, images.fingerprint)
 
 
+@pytest.mark.parametrize("constant", [7.0, -3.4e38, 2.0**24, 1e-30])
+def test_a_channel_that_hardly_varies_is_0_but_where_it_is_more(constant):
+    stacked = np.full((40, 16, 16, 2), constant, np.float32)
+    stacked[..., 1] = np.random.default_rng(0).normal(size=(40, 16, 16))
+    stacked[0, 0, 0, 0] = constant + abs(constant) + 10
+    images = open_images(stacked)
+    assert (images.read(1)[..., 0] == 0).all()
+    assert images.read(0)[0, 0, 0] == 1
+    assert np.isfinite([images.channels.mean, images.channels.std]).all()
+
+
 def test_files_and_arrays_are_the_same_images(tmp_path):
     images = open_images(folder(tmp_path / "files", 4, 2))
     stacked = np.stack([values(2, seed=n) for n in range(4)])

@@ -189,6 +189,8 @@ def test_additive_brightness_is_distributed_as_in_the_code_of_byol_and_simclr():
     amounts = ours.jitter[jittered, 4]
     assert stats.kstest(amounts, stats.uniform(-0.4, 0.8).cdf).pvalue > 1e-3
     assert amounts.std() == pytest.approx(0.4 / 3**0.5, rel=0.03)
+    large = sampled(View(jitter=1.0, brightness=1.5, additive_brightness=True), 4000).jitter[:, 4]
+    assert stats.kstest(large, stats.uniform(-1.5, 3.0).cdf).pvalue > 1e-3
 
 
 def test_probabilities_are_kept_and_ranges_filled():

@@ -139,6 +139,10 @@ def test_assigning_does_not_replace_the_data(discovery, flat, tmp_path, refusal)
     line = refusal(2, "predict", discovery, data, "--copy-to", data / "sorted")
     assert "lies inside" in line
     assert not (data / "sorted").exists()
+    new = tmp_path / "new.csv"
+    line = refusal(2, "predict", discovery, data, "-o", new, "--copy-to", new)
+    assert "-o and --copy-to are both" in line
+    assert not new.exists()
 
 
 def test_the_table_may_lie_in_the_new_folder_of_the_copies(discovery, flat, tmp_path):

@@ -443,14 +443,14 @@ def embed_files(
             raise UsageError(
                 "--shard-size, --shard and --engine need a folder of shards; give -o FOLDER/"
             )
-        if Path(output).suffix in FORMATS:
+        if Path(output).suffix.lower() in FORMATS:
             raise UsageError(f"{output} is the name of one file, without shards; give a folder")
         refuse(ALONE, resume=resume, overwrite=overwrite)
         check_alone(typed, config.ignore)
         how |= {"shard_size": shard_size, "shard": shard, "engine": engine}
         return embed_shards(encoder, data, config, output=output, **how)
     how |= {"output": output, "overwrite": overwrite}
-    if output is None or Path(output).suffix not in (*FORMATS, *OTHER_FORMATS):
+    if output is None or Path(output).suffix.lower() not in (*FORMATS, *OTHER_FORMATS):
         return embed_run(encoder, data, config, resume=resume, **how)
     refuse(ALONE, resume=resume)
     check_alone(typed, config.ignore)

@@ -255,7 +255,7 @@ def _of_run(source: str, images: Images | None) -> tuple[dict[str, Row], set[str
     rows = {row["path"]: row for row in read_edited(folder.assignments, ("path", "cluster"))}
     every, stored = set(open_table(folder.embeddings).texts("path")), stored_split(folder)
     if images is None or stored is None:
-        return rows, every - rows.keys()
+        return rows, every - {as_text(name) for name in rows}
     both = dict.fromkeys(zip(stored.names, stored.contents.tolist(), strict=True))
     called = {content: name for name, content in both}
     now = zip(images.names, images.contents.tolist(), strict=True)

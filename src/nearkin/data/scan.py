@@ -229,7 +229,9 @@ def _channels(images: Images, common: PixelType) -> Channels:
     low, high = np.zeros(num), np.full(num, 255.0)
     if common.dtype != "uint8":
         low, high = np.percentile(values, PERCENTILES, axis=0)
-        high = np.where(high > low, high, low + 1)
+        # `Channels.scaled` computes in float32, where a large number plus 1 may be the same one.
+        above = np.nextafter(low.astype(np.float32), np.float32(np.inf))
+        high = np.where(high >= above, high, np.maximum(low + 1, above))
     scaled = ((values - low) / (high - low)).clip(0, 1)
     std = scaled.std(axis=0).clip(min=LEAST_STD)
     columns = (low, high, scaled.mean(axis=0), std)

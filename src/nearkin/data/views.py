@@ -207,7 +207,7 @@ STD: Final = (0.229, 0.224, 0.225)  # Of red, green and blue in ImageNet
 
 JITTER: Final = (brightness, contrast, saturation, hue, add_brightness)
 NEUTRAL: Final = np.array([1.0, 1.0, 1.0, 0.0, 0.0])  # Strengths of `JITTER` that change nothing
-LOWEST: Final = np.array([0.0, 0.0, 0.0, -0.5, -1.0])
+LOWEST: Final = np.array([0.0, 0.0, 0.0, -0.5, -np.inf])
 TURNS: Final = (0, 1, 2, 3, 0)  # A view has one kind of brightness, and four changes in all
 ORDERS: Final = np.array(list(permutations(range(4))))
 SLOTS: Final = 2 * ATTEMPTS + 2 + 14  # Uniform numbers per view, each with one fixed use
