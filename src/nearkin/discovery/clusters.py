@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 
 from nearkin.classifier.assignments import Assignments, rounded, typical
-from nearkin.classifier.reference import Reference, class_sums, compare_with_means
+from nearkin.classifier.reference import Reference, class_sums, nearest_known
 from nearkin.metrics.metric import Metric
 from nearkin.metrics.selection import least_certain
 from nearkin.objectives import unit
@@ -80,10 +80,9 @@ def describe_clusters(
     numbers may differ. `reference` has the images that were learned from, with the same features.
     """
     cluster, classes = assignments.cluster, assignments.classes
-    every, none = np.arange(len(classes)), np.full(len(classes), -1)
     features, num_known = assignments.features, assignments.predictions.num_known
     means = unit(class_sums(torch.from_numpy(features), cluster, len(classes)))
-    nearest = compare_with_means(reference, means, every, none).nearest_known
+    nearest, _ = nearest_known(reference, means)
     silhouette, merge = class_silhouettes(features, cluster), _merges(assignments)
     seed_agreement = _seed_agreement(cluster, others)
 
@@ -103,7 +102,7 @@ def describe_clusters(
             merge=tuple(classes[other] for other in merge.get(number, ())),
         )
 
-    described = map(describe, every.tolist())
+    described = map(describe, range(len(classes)))
     return [cluster for cluster in described if cluster.kind == "novel" or cluster.size]
 
 
