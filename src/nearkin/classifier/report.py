@@ -31,13 +31,6 @@ BORDER: Final = 12  # Images shown of each class
 Rows = Int[np.ndarray, " rows"]
 
 
-def shown_images(assignments: Assignments, number: int) -> dict[str, Rows]:
-    """Return the rows of the assignments that are shown of a class, by why they are."""
-    members = typical(assignments, number)
-    least_sure = members[np.argsort(assignments.margin[members], kind="stable")]
-    return {"core": members[:CORE], "border": least_sure[:BORDER]}
-
-
 def tiles(assignments: Assignments, rows: Rows, *, with_class: bool = False) -> tuple[Tile, ...]:
     """Return what is shown of images; the page adds pixels."""
     paths, names = assignments.paths, assignments.class_names
@@ -56,14 +49,18 @@ def class_views(assignments: Assignments) -> dict[int, ClassView]:
     largest = np.argsort(-sizes, kind="stable")[:WITH_IMAGES]
     views = dict[int, ClassView]()
     for number in np.flatnonzero(sizes).tolist():
-        groups = shown_images(assignments, number) if number in largest else {}
-        shown = {name: tiles(assignments, rows) for name, rows in groups.items()}
+        core = border = tuple[Tile, ...]()
+        if number in largest:
+            members = typical(assignments, number)
+            least_sure = members[np.argsort(assignments.margin[members], kind="stable")]
+            core = tiles(assignments, members[:CORE])
+            border = tiles(assignments, least_sure[:BORDER])
         views[number] = ClassView(
             name=assignments.classes[number],
             size=int(sizes[number]),
-            medoid=next(iter(shown.get("core", ())), None),
-            core=shown.get("core", ()),
-            border=shown.get("border", ()),
+            medoid=core[0] if core else None,
+            core=core,
+            border=border,
             score=fmean(assignments.score[assignments.cluster == number].tolist()),
         )
     return views
