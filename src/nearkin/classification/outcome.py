@@ -179,15 +179,13 @@ def write_outcome(outcome: Outcome) -> None:
     embedded = embeddings_of(images, unit(outcome.features).numpy())
     write_csv(outcome.run.folder.assignments, COLUMNS, outcome.assignments.table())
     write_results(
-        outcome.run.folder,
-        outcome.run.config,
+        outcome.run,
         images,
         replace(embedded, splits=outcome.dataset.parts.splits),
         build_page(outcome),
         summary,
         data=outcome.data,
         encoder=outcome.classifier.digest,
-        log=outcome.run.log,
     )
     outcome.run.log.debug("\n".join(lines(summary)))
 

@@ -20,15 +20,14 @@ from nearkin.report.page.blocks import ClassView, Page, Tile
 from nearkin.report.pages import store_page, write_page
 from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.edits import class_names
-from nearkin.run.folder import RunFolder
 from nearkin.run.opening import OpenRun
-from nearkin.run.reporter import Logger
 
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 CORE: Final = 24
 BORDER: Final = 12  # Images shown of each class
 
 Rows = Int[np.ndarray, " rows"]
+AnyRun = OpenRun[DiscoverConfig] | OpenRun[ClassifyConfig]
 
 
 def tiles(assignments: Assignments, rows: Rows, *, with_class: bool = False) -> tuple[Tile, ...]:
@@ -90,8 +89,7 @@ def score_meaning(calibration: Calibration | None, images: str) -> str:
 
 
 def write_results(
-    folder: RunFolder,
-    config: DiscoverConfig | ClassifyConfig,
+    run: AnyRun,
     images: Images,
     embeddings: Embeddings,
     page: Page,
@@ -99,7 +97,6 @@ def write_results(
     *,
     data: str,
     encoder: str,
-    log: Logger,
 ) -> None:
     """Write what both kinds of runs leave beside their tables, the summary last.
 
@@ -107,8 +104,9 @@ def write_results(
 
     `encoder` is the digest of the encoder that the embeddings are of.
     """
+    folder, config = run.folder, run.config
     if config.copy_to:
-        _copy(folder, config, images, data, log)
+        _copy(run, images, data)
     write_embeddings(folder.embeddings, embeddings, encoder)
     store_page(folder, page)
     if config.report:
@@ -116,12 +114,10 @@ def write_results(
     folder.write_summary(dict(summary))
     folder.copying.unlink(missing_ok=True)
     if config.report:
-        log.info(f"report {folder.report.resolve()}")
+        run.log.info(f"report {folder.report.resolve()}")
 
 
-def complete_results(
-    run: OpenRun[DiscoverConfig] | OpenRun[ClassifyConfig], images: Images, data: str
-) -> None:
+def complete_results(run: AnyRun, images: Images, data: str) -> None:
     """Make what a finished run lacks, of copies of the images and the report."""
     folder, config, log = run.folder, run.config, run.log
     place = Path(config.copy_to)
@@ -132,26 +128,20 @@ def complete_results(
     else:
         log.info("already complete")
     if copies:
-        _copy(folder, config, images, data, log)
+        _copy(run, images, data)
         folder.copying.unlink()
     if report:
         write_page(folder, images)
         log.info(f"report {folder.report.resolve()}")
 
 
-def _copy(
-    folder: RunFolder,
-    config: DiscoverConfig | ClassifyConfig,
-    images: Images,
-    data: str,
-    log: Logger,
-) -> None:
+def _copy(run: AnyRun, images: Images, data: str) -> None:
     """Copy images by the names that classes have by now; note where, for a resumed run."""
-    place, of = Path(config.copy_to), class_names(folder)
+    folder, place, of = run.folder, Path(run.config.copy_to), class_names(run.folder)
     rows = np.array([row for row, name in enumerate(images.names) if name in of], np.int64)
     classes = [of[images.names[row]] for row in rows.tolist()]
     if folder.copied_to != place:
         check_destination(place, [data])
         write_whole(folder.copying, os.fsencode(place))
     copied = copy_to(place, images, rows, classes, data=[data], begun=True)
-    log.info(f"copied {copied} images to {place}")
+    run.log.info(f"copied {copied} images to {place}")

@@ -98,7 +98,7 @@ def discover(
         folder.write_settings(config, name)
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
-        _run(Pipeline(data, config, folder, run.device, log), dataset)
+        _run(Pipeline(data, replace(run, config=config)), dataset)
     return Run(folder)
 
 
@@ -140,8 +140,8 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     """Run the three stages, classify all images, and write what was found."""
     state = pipeline.prepare(dataset)
     methods, trials = pipeline.train(state), pipeline.calibrating(state)
-    pipeline.log.info("classifying all images")
-    write_outcome(build_outcome(pipeline, state, methods, trials), pipeline.log)
+    pipeline.run.log.info("classifying all images")
+    write_outcome(build_outcome(data_name(pipeline.data), state, methods, trials))
 
 
 def _checked(
