@@ -143,7 +143,7 @@ def _merges(assignments: Assignments) -> dict[int, list[int]]:
         if one_class(_projections(of_a, of_b), -_projections(of_b, of_a)):
             partners[a].append(b)
             partners[b].append(a)
-    return {number: sorted(others) for number, others in partners.items()}
+    return partners  # in order, as pairs are
 
 
 def _second_choices(
