@@ -15,13 +15,7 @@ from nearkin.classification.probes import Trained
 from nearkin.classifier.assignments import COLUMNS, Assignments
 from nearkin.classifier.calibration import BINS, calibrated
 from nearkin.classifier.classifier import Classifier
-from nearkin.classifier.report import (
-    class_views,
-    flag_counts,
-    score_meaning,
-    tiles,
-    write_results,
-)
+from nearkin.classifier.report import class_views, flag_counts, score_meaning, tiles, write_results
 from nearkin.config import ClassifyConfig
 from nearkin.data.notes import plain
 from nearkin.evaluation.embeddings import embeddings_of

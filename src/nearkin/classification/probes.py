@@ -19,13 +19,7 @@ from nearkin.config import ClassifyConfig
 from nearkin.encoders.encoder import Encoder
 from nearkin.evaluation.attentive import tokens_of
 from nearkin.metrics.attentive import train_attentive_probe
-from nearkin.metrics.probe import (
-    Choice,
-    LinearProbe,
-    Validated,
-    held_out_logits,
-    train_probe,
-)
+from nearkin.metrics.probe import Choice, LinearProbe, Validated, held_out_logits, train_probe
 from nearkin.metrics.selection import balanced
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 from nearkin.run.opening import OpenRun
