@@ -114,10 +114,7 @@ def assign(
       half of its nearest neighbors say the same. A classification has no views, and only the
       other two count.
 
-    Args:
-        predictions: Of all images.
-        reference: The images that were learned from, with unit features that the heads take.
-        calibration: Applied to the probabilities, which are too high as a rule.
+    `reference` has unit features that the heads take; `calibration` is applied to probabilities.
     """
     from scipy.special import entr
 

@@ -98,9 +98,7 @@ def write_results(
     data: str,
     encoder: str,
 ) -> None:
-    """Write what both kinds of runs leave beside their tables, the summary last.
-
-    It marks the run complete.
+    """Write what a run leaves beside its tables, the summary last: it marks the run complete.
 
     `encoder` is the digest of the encoder that the embeddings are of.
     """
