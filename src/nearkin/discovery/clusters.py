@@ -240,16 +240,12 @@ def describe_alternative(
     from sklearn.metrics import adjusted_rand_score
 
     first = by_seed[0]
-    sizes = np.bincount(first, minlength=num_known + num_novel)[num_known:]
-    silhouettes = class_silhouettes(features, first).values()
+    counts = np.bincount(first, minlength=num_known + num_novel)[num_known:]
+    sizes = tuple(sorted(counts.tolist(), reverse=True))
+    silhouettes = [*class_silhouettes(features, first).values()]
     similar = [float(adjusted_rand_score(*pair)) for pair in combinations(by_seed, 2)]
-    return Alternative(
-        num_novel,
-        tuple(sorted(sizes.tolist(), reverse=True)),
-        fmean(silhouettes) if silhouettes else None,
-        fmean(similar) if similar else None,
-        known,
-    )
+    silhouette, alike = (fmean(x) if x else None for x in (silhouettes, similar))
+    return Alternative(num_novel, sizes, silhouette, alike, known)
 
 
 def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " rows"]:
