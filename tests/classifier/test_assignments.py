@@ -9,7 +9,7 @@ from discoveries import build_predictions, learned, softmax, unit
 
 from nearkin.classifier import assignments as module
 from nearkin.classifier.assignments import COLUMNS, NUMBERS
-from nearkin.classifier.calibration import Calibration
+from nearkin.classifier.calibration import Calibration, calibrated
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNLABELED
 
@@ -89,12 +89,12 @@ def test_an_impossible_class_does_not_count_and_a_single_possible_one_is_certain
 def test_a_calibration_changes_how_sure_a_image_is_but_not_its_class():
     predictions = some()
     hot = Calibration(3.0, num_images=9, error_before=0.3, error_after=0.1)
-    plain, calibrated = assign(predictions), assign(predictions, hot)
-    np.testing.assert_array_equal(calibrated.cluster, plain.cluster)
-    assert (calibrated.score < plain.score).all()
-    assert (calibrated.entropy > plain.entropy).all()
-    honest = hot.apply(predictions.probability)[predictions.label == UNLABELED]
-    np.testing.assert_allclose(calibrated.score, honest.max(axis=1))
+    plain, heated = assign(predictions), assign(predictions, hot)
+    np.testing.assert_array_equal(heated.cluster, plain.cluster)
+    assert (heated.score < plain.score).all()
+    assert (heated.entropy > plain.entropy).all()
+    honest = calibrated(predictions.probability, hot)[predictions.label == UNLABELED]
+    np.testing.assert_allclose(heated.score, honest.max(axis=1))
 
 
 def test_a_known_class_without_a_labeled_image_is_nobodys_nearest_and_without_labels_none_is():

@@ -31,17 +31,13 @@ class Calibration:
     error_before: float  # Expected calibration error of the largest probability, from 0 to 1
     error_after: float  # The same with the temperature, on the same images
 
-    def apply(self, probability: Probability) -> Probability:
-        """Return `p^(1 / temperature)`, scaled so that rows sum to 1.
-
-        The classes of a row keep their order, and a class with probability 0 keeps it.
-        """
-        return _rescale(probability, self.temperature)
-
 
 def calibrated(probability: Probability, calibration: Calibration | None) -> Probability:
-    """Return probabilities as a calibration corrects them, if there is one."""
-    return probability if calibration is None else calibration.apply(probability)
+    """Return `p^(1 / temperature)`, scaled so that rows sum to 1; `p` without a calibration.
+
+    The classes of a row keep their order, and a class with probability 0 keeps it.
+    """
+    return _rescale(probability, calibration.temperature) if calibration else probability
 
 
 def fit_calibration(probability: Probability, target: Numbers, groups: Numbers) -> Calibration:
@@ -64,7 +60,7 @@ def fit_calibration(probability: Probability, target: Numbers, groups: Numbers) 
 
     >>> certain = np.array([[0.99, 0.01]] * 4000)
     >>> fitted = fit_calibration(certain, np.arange(4000) % 4 // 3, np.arange(4000))
-    >>> fitted.apply(certain)[0].round(2)
+    >>> calibrated(certain, fitted)[0].round(2)
     array([0.75, 0.25])
     """
     if not len(target):
