@@ -129,9 +129,7 @@ def assign(
     if len(predictions.by_view):
         view_agreement = (predictions.by_view[:, rows] == cluster).mean(axis=0)
     near = neighbors(reference.features, features, NEIGHBORS)
-    neighbor_agreement = np.full(len(rows), np.nan)
-    if near.rows.shape[1]:
-        neighbor_agreement = (reference.cluster[near.rows] == cluster[:, None]).mean(axis=1)
+    neighbor_agreement = (reference.cluster[near.rows] == cluster[:, None]).mean(axis=1)
     known, similarity = nearest_known(reference, features)
     own = own_similarity(reference, features, cluster, near.own)
     novel = cluster >= predictions.num_known

@@ -82,6 +82,7 @@ class Reference:
         size = len(self.features)
         return (
             self.features.shape == (size, dim)
+            and size > 1  # each has a neighbor
             and self.sizes.shape == (num_classes,)
             and self.cluster.shape == self.labeled.shape == (size,)
             and bool(np.isin(self.cluster, np.arange(num_classes)).all() and self.labeled.any())
@@ -142,10 +143,7 @@ def reference_of(
 
 
 def _neighbor(bank: Bank, features: Features, k: int) -> Numbers:
-    found = neighbors(bank, features, k)
-    if not found.similarity.shape[1]:
-        return np.full(len(features), np.nan)
-    return np.asarray(1 - found.similarity[:, -1])
+    return np.asarray(1 - neighbors(bank, features, k).similarity[:, -1])
 
 
 def _max_left(features: Features, label: Clusters) -> float:
