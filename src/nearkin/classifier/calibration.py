@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from nearkin.errors import DataError
 from nearkin.types import UNLABELED
 
 MIN_TEMPERATURE: Final = 0.05
@@ -47,7 +46,8 @@ def fit_calibration(probability: Probability, target: Numbers, groups: Numbers) 
     ICML 2017, arXiv:1706.04599, section 4.2) of these images and of one more that is spread
     evenly over the classes, and is drawn towards 1: few images that are all right would otherwise
     ask for certainty. It is 1 unless temperatures that are fitted to other groups
-    have clearly less log-loss: by more than the standard error of the sum over the groups.
+    have clearly less log-loss: by more than the standard error of the sum over the groups. There
+    is one image at least.
 
     Args:
         probability: Of each class, by a classifier that has not seen the image's label.
@@ -55,16 +55,11 @@ def fit_calibration(probability: Probability, target: Numbers, groups: Numbers) 
             probable one, as of an image in a cluster that another class was matched with.
         groups: The group of each image, such as itself; no group is on both sides of a fold.
 
-    Raises:
-        DataError: If there is no image.
-
     >>> certain = np.array([[0.99, 0.01]] * 4000)
     >>> fitted = fit_calibration(certain, np.arange(4000) % 4 // 3, np.arange(4000))
     >>> calibrated(certain, fitted)[0].round(2)
     array([0.75, 0.25])
     """
-    if not len(target):
-        raise DataError("no image to calibrate with; hold some out")
     temperature = 1.0
     gain = _gains(probability, target, groups)
     if len(gain) > 1 and gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)):
