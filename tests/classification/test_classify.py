@@ -223,10 +223,8 @@ def test_classes_that_only_test_images_have_are_not_learned_and_come_last(data, 
 
 def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     """The floors, the page and the JSON."""
-    table, out = (
-        few_labels(data, tmp_path / "labels.csv", 3, "elsewhere/1.png,d1"),
-        tmp_path / "run",
-    )
+    out = tmp_path / "run"
+    table = few_labels(data, tmp_path / "labels.csv", 3, "elsewhere/1.png,d1")
     command = ["classify", encoder, data, "--labels", table, "-o", out, "--report"]
     assert run(*command, "--workers", "0", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
@@ -241,12 +239,8 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     assert measures["classifier"]["accuracy"]["value"] > 0.5
     assert summary["calibration"]["num_images"] == 30
     page = (out / "report.html").read_text()
-    for words in (
-        "Least certain images",
-        "perfectly calibrated",
-        "Metrics beside their baselines",
-    ):
-        assert words in page
+    shown = "Least certain images", "perfectly calibrated", "Metrics beside their baselines"
+    assert all(words in page for words in shown)
     log = (out / "train.log").read_text()
     assert "which belong to no usable image" in log
     assert run("explore", out, "--write") == 0
@@ -438,12 +432,8 @@ REFUSED = [
 def test_what_cannot_be_done_is_said_in_one_line(data, encoder, tmp_path, refusal):
     (tmp_path / "one.csv").write_text("path,label\ntrain/000,d1\ntrain/001,d1\n")
     (tmp_path / "stray.csv").write_text("path,label\na.png,d1\nb.png,d2\n")
-    words = {
-        "ENCODER": encoder,
-        "DATA": data,
-        "ONE": tmp_path / "one.csv",
-        "STRAY": tmp_path / "stray.csv",
-    }
+    words = {"ENCODER": encoder, "DATA": data}
+    words |= {name.upper(): tmp_path / f"{name}.csv" for name in ("one", "stray")}
     for number, (more, code, says) in enumerate(REFUSED):
         typed = [words.get(word, word) for word in more]
         line = refusal(code, "classify", *typed, "-o", tmp_path / f"run-{number}")
@@ -452,9 +442,8 @@ def test_what_cannot_be_done_is_said_in_one_line(data, encoder, tmp_path, refusa
 
 def test_another_encoder_is_refused(trained, data, tmp_path, refusal):
     """By its architecture, its weights or its preprocessing."""
-    for layers, other in itertools.product(
-        TRAININGS[:2], (("small", 0, 8), ("tiny", 1, 8), ("tiny", 0, 16))
-    ):
+    others = ("small", 0, 8), ("tiny", 1, 8), ("tiny", 0, 16)
+    for layers, other in itertools.product(TRAININGS[:2], others):
         out = shutil.copytree(trained(layers), tmp_path / "run", dirs_exist_ok=True)
         write_network(out / "encoder.safetensors", *other)
         line = refusal(5, "predict", out, data, "-o", tmp_path / "a.csv")

@@ -8,8 +8,8 @@ import pytest
 from discoveries import build_predictions, learned, softmax, unit
 
 from nearkin.classifier import assignments as module
-from nearkin.classifier.assignments import COLUMNS
-from nearkin.classifier.calibration import Calibration
+from nearkin.classifier.assignments import COLUMNS, NUMBERS
+from nearkin.classifier.calibration import Calibration, calibrated
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNLABELED
 
@@ -81,24 +81,20 @@ def test_an_impossible_class_does_not_count_and_a_single_possible_one_is_certain
     for classes in (1, 3):
         only = np.eye(classes)[[classes - 1] * 4]
         assigned = assign(predict(np.eye(4), only, [UNLABELED] * 4, num_known=classes - 1))
-        for column, value in (
-            ("score", 1),
-            ("margin", 1),
-            ("entropy", 0),
-            ("neighbor_agreement", 1),
-        ):
+        certain = {"score": 1, "margin": 1, "entropy": 0, "neighbor_agreement": 1}
+        for column, value in certain.items():
             np.testing.assert_array_equal(getattr(assigned, column), value)
 
 
 def test_a_calibration_changes_how_sure_a_image_is_but_not_its_class():
     predictions = some()
     hot = Calibration(3.0, num_images=9, error_before=0.3, error_after=0.1)
-    plain, calibrated = assign(predictions), assign(predictions, hot)
-    np.testing.assert_array_equal(calibrated.cluster, plain.cluster)
-    assert (calibrated.score < plain.score).all()
-    assert (calibrated.entropy > plain.entropy).all()
-    honest = hot.apply(predictions.probability)[predictions.label == UNLABELED]
-    np.testing.assert_allclose(calibrated.score, honest.max(axis=1))
+    plain, heated = assign(predictions), assign(predictions, hot)
+    np.testing.assert_array_equal(heated.cluster, plain.cluster)
+    assert (heated.score < plain.score).all()
+    assert (heated.entropy > plain.entropy).all()
+    honest = calibrated(predictions.probability, hot)[predictions.label == UNLABELED]
+    np.testing.assert_allclose(heated.score, honest.max(axis=1))
 
 
 def test_a_known_class_without_a_labeled_image_is_nobodys_nearest_and_without_labels_none_is():
@@ -160,9 +156,8 @@ def test_a_row_depends_on_its_image_and_on_what_was_learned_alone():
     rows = np.arange(0, 80, 2)
     reference = learned(predictions, rows)
     together = list(module.assign(predictions, reference).table())
-    for row, expected in zip(
-        np.flatnonzero(predictions.label == UNLABELED), together, strict=True
-    ):
+    unlabeled = np.flatnonzero(predictions.label == UNLABELED)
+    for row, expected in zip(unlabeled, together, strict=True):
         alone = replace(
             predictions,
             paths=(predictions.paths[row],),
@@ -209,12 +204,8 @@ def test_an_image_like_no_class_is_flagged_whatever_else_it_is():
 def test_no_image_without_a_label_gives_no_rows():
     assigned = assign(predict(np.eye(3), np.eye(3), [0, 1, 0]))
     assert [*assigned.paths, *assigned.flag, *assigned.table()] == []
-    assert (
-        assigned.cluster.shape
-        == assigned.neighbor_agreement.shape
-        == assigned.similarity.shape
-        == (0,)
-    )
+    columns = assigned.cluster, assigned.neighbor_agreement, assigned.similarity
+    assert {column.shape for column in columns} == {(0,)}
 
 
 def test_equal_and_empty_features_are_no_reason_to_fail():
@@ -235,14 +226,7 @@ def test_the_table_holds_plain_values_of_four_digits(tmp_path):
         read = list(read_csv(tmp_path / "assignments.csv"))
         assert [row["path"] for row in read] == assigned.paths
         assert [row["cluster"] for row in read] == [p.classes[c] for c in assigned.cluster]
-        for name in (
-            "score",
-            "margin",
-            "entropy",
-            "view_agreement",
-            "neighbor_agreement",
-            "similarity",
-        ):
+        for name in NUMBERS:
             assert max(len(row[name].lstrip("-")) for row in read) <= len("0.1234")
             cells = [float(row[name]) for row in read]
             np.testing.assert_allclose(cells, getattr(assigned, name), atol=6e-5)

@@ -108,10 +108,8 @@ def test_two_processes_discover_what_one_discovers(data, both, tmp_path):
     # What comes after the encoder is of one process. Clusters amplify how the encoders differ, so
     # it is compared from the same one.
     again = tmp_path / "again"
-    assert (
-        run("discover", data, *SETTINGS, "--encoder", both.stage("features").path, "-o", again)
-        == 0
-    )
+    settings = [*SETTINGS, "--encoder", both.stage("features").path]
+    assert run("discover", data, *settings, "-o", again) == 0
     result, expected = (rows(path / "assignments.csv") for path in (both.path, again))
     assert [row["cluster"] for row in result] == [row["cluster"] for row in expected]
     for column in ("score", "margin", "entropy"):

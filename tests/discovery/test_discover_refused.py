@@ -96,16 +96,8 @@ WRONG = [
 def test_refused_settings_do_not_stand_in_the_way_of_the_right_ones(
     folders, encoder, tmp_path, capsys
 ):
-    settings = [
-        "discover",
-        folders,
-        "-o",
-        tmp_path / "run",
-        *KNOWING,
-        "--encoder",
-        encoder,
-        *LEAST,
-    ]
+    given = [*KNOWING, "--encoder", encoder, *LEAST]
+    settings = ["discover", folders, "-o", tmp_path / "run", *given]
     for wrong in WRONG:
         assert run(*once(*settings, *wrong)) in (2, 3), wrong
         assert capsys.readouterr().err.startswith("error: "), wrong

@@ -11,6 +11,7 @@ from nearkin.discovery.pipeline import Pipeline
 from nearkin.errors import ResourceError
 from nearkin.run import failures
 from nearkin.run.folder import RunFolder
+from nearkin.run.opening import OpenRun
 from nearkin.run.reporter import Logger, Silent
 from nearkin.types import UNLABELED
 
@@ -47,7 +48,7 @@ def test_labels_of_held_out_images_are_kept_from_all_that_learns(data, config, f
     """The dataset keeps them: they are what known classes are scored by."""
     dataset = open_discovery_data(data, config)
     with Logger(Silent(), folder.log) as log:
-        task = Pipeline(data, config, folder, CPU, log).prepare(dataset).task
+        task = Pipeline(data, OpenRun(folder, config, CPU, log)).prepare(dataset).task
     learned, held_out = dataset.parts.train_rows, dataset.parts.test_rows
     assert set(dataset.label[held_out].tolist()) == {0, 1, UNLABELED}
     assert (task.label[held_out] == UNLABELED).all()
@@ -63,7 +64,7 @@ def test_a_discovery_says_what_it_holds_in_memory_before_it_does(
     size = 4 * 40 * 128 * (1 + 4)  # float32, each image and its views
     monkeypatch.setattr(failures, "STATED", 8 * 4 * 64 * 40)  # k-means, in double precision
     with Logger(Silent(), folder.log) as log:
-        pipeline = Pipeline(data, config, folder, CPU, log)
+        pipeline = Pipeline(data, OpenRun(folder, config, CPU, log))
         monkeypatch.setattr(failures, "free_memory", lambda: size - 1)
         with pytest.raises(ResourceError, match="features: 0 MB in memory"):
             pipeline.prepare(dataset)

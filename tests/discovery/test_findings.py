@@ -150,9 +150,8 @@ def test_a_number_at_the_limit_of_what_can_be_counted_is_told():
     assert [f.kind for f in module.number_capped(300, 300)] == ["number capped"]
     assert "show at most 300" in next(module.number_capped(310, 300)).text
     assert not list(module.number_capped(299, 300))
-    assert not list(
-        module.number_capped(20, 20)
-    )  # few images: more classes would have fewer than 4
+    # Of few images, more classes would have fewer than 4.
+    assert not list(module.number_capped(20, 20))
 
 
 def test_few_images_are_fewer_than_twenty_for_each_novel_class():

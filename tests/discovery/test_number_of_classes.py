@@ -250,9 +250,8 @@ def test_odd_tables_have_an_answer(name):
 
 def test_of_other_numbers_sizes_silhouettes_and_agreement_are_those_of_the_clusters():
     generator = np.random.default_rng(0)
-    truth = np.repeat(
-        [0, 1, 2, 4], [5, 9, 20, 1]
-    )  # two known classes; the second novel one is empty
+    # Two known classes; the second novel one is empty.
+    truth = np.repeat([0, 1, 2, 4], [5, 9, 20, 1])
     x = np.eye(5)[truth] + 0.2 * generator.normal(size=(len(truth), 5))
     others = [np.where(truth == 2, 3, truth), generator.permutation(truth)]
     found = describe_alternative(x, [truth, *others], num_known=2, num_novel=3, known=None)

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.classifier.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.classifier.features import CachedFeatures
 from nearkin.config import TrainConfig
 from nearkin.discovery.features import FrozenEncoder
-from nearkin.discovery.outcome import kmeans_clustering
+from nearkin.discovery.outcome import head_clustering, kmeans_clustering
 from nearkin.discovery.stages import Stages
 from nearkin.discovery.task import DiscoveryTask
 from nearkin.metrics.clusters import match, right
@@ -45,15 +44,6 @@ def at_clusters(encoder, task):
     return Stages(encoder, task, BASE).start(lambda stage: stage.try_out())
 
 
-def classes_of(encoder, task, method):
-    rows = torch.from_numpy(task.rows)
-    with torch.inference_mode():
-        features = apply_layer(frozen_copy(method.backbone), encoder.cached.center[rows])
-        impossible = task.only_novel if task.disjoint else None
-        probability = class_probability(frozen_copy(heads_of(method)), features, impossible)
-    return probability.argmax(dim=1).numpy()
-
-
 def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_among_them(init):
     _, tasks, truth, starts = init
     task, start = tasks["ncd"], starts["ncd"]
@@ -78,7 +68,7 @@ def test_a_head_starts_with_the_images_of_its_cluster(init, mode):
     for name, at in (("clusters", start), ("others", mixed)):
         stage = Stages(encoder, task, BASE).classes(at, {})
         rest = task.label[task.rows] == UNLABELED
-        classes = classes_of(encoder, task, stage.method)[rest]
+        classes = head_clustering(encoder, stage.method, task).of(task)[task.rows][rest]
         labels = truth[task.rows][rest]
         accuracy[name] = right(labels, classes, match(labels, classes)).mean()
         if at is start:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from nearkin.classification.data import LabeledData
-from nearkin.classification.probes import Trained, head_of
+from nearkin.classification.probes import Trained, linear_layer
 from nearkin.classifier.layers import trainable_copy
 from nearkin.config import ClassifyConfig, TrainConfig
 from nearkin.data.augmentations import stored_views, views_of
@@ -95,7 +95,7 @@ class FineTuner:
             )
             return Trained(
                 self.encoder,
-                head_of(probe),
+                linear_layer(*probe.layer()),
                 validated,
                 {"epochs": 0},
                 f"Fine-tuning ({layers}) was tried on training images and was not better than the "
@@ -184,7 +184,7 @@ class FineTuner:
         batch = self._batch_size(len(rows))
         backbone = trainable_copy(self.encoder.backbone, given.train_layers)
         method = Supervised(backbone, num_known_classes=self.data.num_classes)
-        method.known.load_state_dict(head_of(probe).state_dict())
+        method.known.load_state_dict(linear_layer(*probe.layer()).state_dict())
         method = method.to(device).to(memory_format=torch.channels_last)
         augment = given.augment
         if augment == "auto":

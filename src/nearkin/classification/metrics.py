@@ -55,20 +55,12 @@ def scores(
     groups: Int64[np.ndarray, " n"],
 ) -> list[Metric]:
     """Return accuracy and balanced accuracy, with intervals."""
-    protocol = {"method": "labels decided nothing", "of": "test images"}
-    value, interval = balanced_interval(predicted == truth, truth, groups)
-    return [
-        share("accuracy", predicted == truth, protocol, groups=groups),
-        with_interval(
-            "balanced accuracy",
-            value,
-            interval,
-            {"method": "mean recall", "classes": len(np.unique(truth)), "of": "test images"},
-            kind="Wilson",
-            n=len(truth),
-            groups=groups,
-        ),
-    ]
+    correct, n, classes = predicted == truth, len(truth), len(np.unique(truth))
+    plain: Protocol = {"method": "labels decided nothing", "of": "test images"}
+    recall: Protocol = {"method": "mean recall", "classes": classes, "of": "test images"}
+    name, found = "balanced accuracy", balanced_interval(correct, truth, groups)
+    balanced = with_interval(name, *found, recall, kind="Wilson", n=n, groups=groups)
+    return [share("accuracy", correct, plain, groups=groups), balanced]
 
 
 def _probability_scores(

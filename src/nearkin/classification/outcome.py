@@ -15,13 +15,7 @@ from nearkin.classification.probes import Trained
 from nearkin.classifier.assignments import COLUMNS, Assignments
 from nearkin.classifier.calibration import BINS, calibrated
 from nearkin.classifier.classifier import Classifier
-from nearkin.classifier.report import (
-    class_views,
-    flag_counts,
-    score_meaning,
-    tiles,
-    write_results,
-)
+from nearkin.classifier.report import class_views, flag_counts, score_meaning, tiles, write_results
 from nearkin.config import ClassifyConfig
 from nearkin.data.notes import plain
 from nearkin.evaluation.embeddings import embeddings_of
@@ -179,15 +173,13 @@ def write_outcome(outcome: Outcome) -> None:
     embedded = embeddings_of(images, unit(outcome.features).numpy())
     write_csv(outcome.run.folder.assignments, COLUMNS, outcome.assignments.table())
     write_results(
-        outcome.run.folder,
-        outcome.run.config,
+        outcome.run,
         images,
         replace(embedded, splits=outcome.dataset.parts.splits),
         build_page(outcome),
         summary,
         data=outcome.data,
         encoder=outcome.classifier.digest,
-        log=outcome.run.log,
     )
     outcome.run.log.debug("\n".join(lines(summary)))
 

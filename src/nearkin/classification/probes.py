@@ -19,13 +19,7 @@ from nearkin.config import ClassifyConfig
 from nearkin.encoders.encoder import Encoder
 from nearkin.evaluation.attentive import tokens_of
 from nearkin.metrics.attentive import train_attentive_probe
-from nearkin.metrics.probe import (
-    Choice,
-    LinearProbe,
-    Validated,
-    held_out_logits,
-    train_probe,
-)
+from nearkin.metrics.probe import Choice, Validated, held_out_logits, train_probe
 from nearkin.metrics.selection import balanced
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 from nearkin.run.opening import OpenRun
@@ -87,11 +81,6 @@ def linear_layer(
     return layer
 
 
-def head_of(probe: LinearProbe) -> nn.Linear:
-    """Return a linear probe as a layer that takes features as they are."""
-    return linear_layer(*probe.layer())
-
-
 def _chosen(choice: Choice) -> str:
     """Say which regularization was chosen on which images."""
     if not choice.images:
@@ -114,7 +103,7 @@ def train_linear(
     probe = train_probe(features, labels, **of)
     return Trained(
         encoder,
-        head_of(probe),
+        linear_layer(*probe.layer()),
         held_out_logits(features, labels, probe.choice, **of),
         {"C": probe.choice.strength},
         f"Logistic regression on standardized features of the frozen encoder. "

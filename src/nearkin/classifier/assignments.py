@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from nearkin.classifier.calibration import Calibration, calibrated
 from nearkin.classifier.classifier import Predictions
-from nearkin.classifier.reference import Reference, compare_with_means, neighbors
+from nearkin.classifier.reference import Reference, nearest_known, neighbors, own_similarity
 from nearkin.types import UNLABELED
 
 NEIGHBORS: Final = 20  # Behind the neighbor agreement
@@ -114,10 +114,7 @@ def assign(
       half of its nearest neighbors say the same. A classification has no views, and only the
       other two count.
 
-    Args:
-        predictions: Of all images.
-        reference: The images that were learned from, with unit features that the heads take.
-        calibration: Applied to the probabilities, which are too high as a rule.
+    `reference` has unit features that the heads take; `calibration` is applied to probabilities.
     """
     from scipy.special import entr
 
@@ -132,15 +129,14 @@ def assign(
     if len(predictions.by_view):
         view_agreement = (predictions.by_view[:, rows] == cluster).mean(axis=0)
     near = neighbors(reference.features, features, NEIGHBORS)
-    neighbor_agreement = np.full(len(rows), np.nan)
-    if near.rows.shape[1]:
-        neighbor_agreement = (reference.cluster[near.rows] == cluster[:, None]).mean(axis=1)
-    means = compare_with_means(reference, features, cluster, near.own)
+    neighbor_agreement = (reference.cluster[near.rows] == cluster[:, None]).mean(axis=1)
+    known, similarity = nearest_known(reference, features)
+    own = own_similarity(reference, features, cluster, near.own)
     novel = cluster >= predictions.num_known
     conditions = {
         "outlier": predictions.outlier[rows],
         "tiny-cluster": novel & (reference.sizes[cluster] < _tiny(reference, predictions)),
-        "maybe-known": novel & (means.similarity > means.own),
+        "maybe-known": novel & (similarity > own),
         "border": (view_agreement < BORDER_AGREEMENT) | (first - second < BORDER_MARGIN),
         "core": (first - second >= CORE_MARGIN)
         & (np.isnan(view_agreement) | (view_agreement >= CORE_AGREEMENT))
@@ -156,8 +152,8 @@ def assign(
         entropy=np.asarray(entr(probability).sum(axis=1) / np.log(possible.clip(min=2))),
         view_agreement=view_agreement,
         neighbor_agreement=neighbor_agreement,
-        nearest_known=means.nearest_known,
-        similarity=means.similarity,
+        nearest_known=known,
+        similarity=similarity,
         flag=tuple(flag.tolist()),
     )
 

@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from nearkin.errors import DataError
 from nearkin.types import UNLABELED
 
 MIN_TEMPERATURE: Final = 0.05
@@ -31,17 +30,13 @@ class Calibration:
     error_before: float  # Expected calibration error of the largest probability, from 0 to 1
     error_after: float  # The same with the temperature, on the same images
 
-    def apply(self, probability: Probability) -> Probability:
-        """Return `p^(1 / temperature)`, scaled so that rows sum to 1.
-
-        The classes of a row keep their order, and a class with probability 0 keeps it.
-        """
-        return _rescale(probability, self.temperature)
-
 
 def calibrated(probability: Probability, calibration: Calibration | None) -> Probability:
-    """Return probabilities as a calibration corrects them, if there is one."""
-    return probability if calibration is None else calibration.apply(probability)
+    """Return `p^(1 / temperature)`, scaled so that rows sum to 1; `p` without a calibration.
+
+    The classes of a row keep their order, and a class with probability 0 keeps it.
+    """
+    return _rescale(probability, calibration.temperature) if calibration else probability
 
 
 def fit_calibration(probability: Probability, target: Numbers, groups: Numbers) -> Calibration:
@@ -51,7 +46,8 @@ def fit_calibration(probability: Probability, target: Numbers, groups: Numbers) 
     ICML 2017, arXiv:1706.04599, section 4.2) of these images and of one more that is spread
     evenly over the classes, and is drawn towards 1: few images that are all right would otherwise
     ask for certainty. It is 1 unless temperatures that are fitted to other groups
-    have clearly less log-loss: by more than the standard error of the sum over the groups.
+    have clearly less log-loss: by more than the standard error of the sum over the groups. There
+    is one image at least.
 
     Args:
         probability: Of each class, by a classifier that has not seen the image's label.
@@ -59,16 +55,11 @@ def fit_calibration(probability: Probability, target: Numbers, groups: Numbers) 
             probable one, as of an image in a cluster that another class was matched with.
         groups: The group of each image, such as itself; no group is on both sides of a fold.
 
-    Raises:
-        DataError: If there is no image.
-
     >>> certain = np.array([[0.99, 0.01]] * 4000)
     >>> fitted = fit_calibration(certain, np.arange(4000) % 4 // 3, np.arange(4000))
-    >>> fitted.apply(certain)[0].round(2)
+    >>> calibrated(certain, fitted)[0].round(2)
     array([0.75, 0.25])
     """
-    if not len(target):
-        raise DataError("no image to calibrate with; hold some out")
     temperature = 1.0
     gain = _gains(probability, target, groups)
     if len(gain) > 1 and gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)):

@@ -3,11 +3,11 @@
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import CosineHead, Heads, linear_layer, rectified_layer
 from nearkin.networks.tokens import AttentivePooling
 from nearkin.objectives import unit
+from nearkin.run.folder import KINDS
 from nearkin.version import check_format
 
 MAX_VIEWS: Final = 64  # Of an image, that a file may ask for
@@ -36,8 +37,6 @@ FORMATS: Final = ("3",)
 Features = Float[Tensor, "n dim"]
 Probability = Float[Tensor, "n classes"]
 Kind = Literal["discovery", "classification"]
-VERBS: Final[Mapping[Kind, str]] = {"discovery": "discover", "classification": "classify"}
-"""What makes a classifier, by its kind."""
 
 
 def heads_of(method: Method[Any]) -> nn.Module:
@@ -129,7 +128,7 @@ class Classifier:
         if fitting.num_features != self.dim:
             raise CheckpointError(
                 f"classifier.safetensors is of another encoder: it takes {self.dim} features, "
-                f"and this one gives {fitting.num_features}; {VERBS[self.kind]} again"
+                f"and this one gives {fitting.num_features}; {KINDS[self.kind].verb} again"
             )
         return fitting
 
@@ -159,7 +158,7 @@ class Classifier:
             raise CheckpointError(
                 "classifier.safetensors is of another encoder: the weights, the architecture or "
                 "the preprocessing of this one differ from what it was trained with; bring that "
-                f"encoder back, or {VERBS[self.kind]} again"
+                f"encoder back, or {KINDS[self.kind].verb} again"
             )
 
     def predict(
@@ -257,7 +256,7 @@ def _check(classifier: Classifier) -> None:
     parts = classifier.heads, classifier.calibration
     views = range(1, MAX_VIEWS + 1) if is_discovery else [0]
     fits = {
-        "kind": classifier.kind in VERBS,
+        "kind": classifier.kind in get_args(Kind),
         "classes": len(names) == rows and all(isinstance(name, str) for name in names),
         "num_known": classifier.num_known in (range(rows + 1) if is_discovery else [rows]),
         "num_views": drawn.num_views in views,

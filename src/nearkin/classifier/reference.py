@@ -82,6 +82,7 @@ class Reference:
         size = len(self.features)
         return (
             self.features.shape == (size, dim)
+            and size > 1  # each has a neighbor
             and self.sizes.shape == (num_classes,)
             and self.cluster.shape == self.labeled.shape == (size,)
             and bool(np.isin(self.cluster, np.arange(num_classes)).all() and self.labeled.any())
@@ -142,10 +143,7 @@ def reference_of(
 
 
 def _neighbor(bank: Bank, features: Features, k: int) -> Numbers:
-    found = neighbors(bank, features, k)
-    if not found.similarity.shape[1]:
-        return np.full(len(features), np.nan)
-    return np.asarray(1 - found.similarity[:, -1])
+    return np.asarray(1 - neighbors(bank, features, k).similarity[:, -1])
 
 
 def _max_left(features: Features, label: Clusters) -> float:
@@ -196,32 +194,31 @@ def class_sums(
     return sums.index_add_(0, torch.from_numpy(cluster), features)
 
 
-class Means(NamedTuple):
-    """How similar images are to the means of classes, all vectors of length one."""
+def nearest_known(reference: Reference, features: Features) -> tuple[Clusters, Numbers]:
+    """Return the known class with the most similar mean feature, and the cosine to that mean.
 
-    nearest_known: Clusters
-    """The known class whose labeled images have the most similar mean feature, or `UNLABELED`."""
-    similarity: Numbers  # The cosine to that mean; NaN where no image has a label
-    own: Numbers  # The cosine to the mean of the others of the image's class; 0 without any
-
-
-def compare_with_means(
-    reference: Reference, features: Features, cluster: Clusters, own: Int[np.ndarray, " n"]
-) -> Means:
-    """Compare images, with unit `features` and classes `cluster`, with the means of classes.
-
-    The reference has unit features in the same space. A mean leaves out the image's `own` row of
-    it (-1 where there is none): a mean with the image in it is too similar, the more so the fewer
-    there are.
+    Means are of labeled images, with unit features in the same space. `UNLABELED` and NaN where
+    no image has a label.
     """
-    bank, count, labeled = reference.features, len(reference.sizes), reference.labeled
-    sums = class_sums(bank, reference.cluster, count)[torch.from_numpy(cluster)]
-    is_own = (own >= 0) & (reference.cluster[own] == cluster)
-    others = unit(sums - torch.from_numpy(is_own[:, None]) * features)
-    of_own = (features * others).sum(dim=1).numpy()
+    labeled, count = reference.labeled, len(reference.sizes)
     known = np.unique(reference.cluster[labeled])
     if not len(known):
-        return Means(np.full(len(own), UNLABELED), np.full(len(own), np.nan), of_own)
-    of_known = class_sums(bank[torch.from_numpy(labeled)], reference.cluster[labeled], count)
-    similarity, position = (features @ unit(of_known[torch.from_numpy(known)]).T).max(dim=1)
-    return Means(known[position.numpy()], similarity.numpy(), of_own)
+        return np.full(len(features), UNLABELED), np.full(len(features), np.nan)
+    bank = reference.features[torch.from_numpy(labeled)]
+    sums = class_sums(bank, reference.cluster[labeled], count)
+    similarity, position = (features @ unit(sums[torch.from_numpy(known)]).T).max(dim=1)
+    return known[position.numpy()], similarity.numpy()
+
+
+def own_similarity(
+    reference: Reference, features: Features, cluster: Clusters, own: Int[np.ndarray, " n"]
+) -> Numbers:
+    """Return the cosine of images to the mean of the others of their class; 0 without any.
+
+    A mean leaves out the image's `own` row of the reference (-1 where there is none): a mean with
+    the image in it is too similar, the more so the fewer there are.
+    """
+    sums = class_sums(reference.features, reference.cluster, len(reference.sizes))
+    is_own = torch.from_numpy((own >= 0) & (reference.cluster[own] == cluster))
+    others = unit(sums[torch.from_numpy(cluster)] - is_own[:, None] * features)
+    return np.asarray((features * others).sum(dim=1).numpy())

@@ -20,22 +20,14 @@ from nearkin.report.page.blocks import ClassView, Page, Tile
 from nearkin.report.pages import store_page, write_page
 from nearkin.run.copies import check_destination, copy_to
 from nearkin.run.edits import class_names
-from nearkin.run.folder import RunFolder
 from nearkin.run.opening import OpenRun
-from nearkin.run.reporter import Logger
 
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 CORE: Final = 24
 BORDER: Final = 12  # Images shown of each class
 
 Rows = Int[np.ndarray, " rows"]
-
-
-def shown_images(assignments: Assignments, number: int) -> dict[str, Rows]:
-    """Return the rows of the assignments that are shown of a class, by why they are."""
-    members = typical(assignments, number)
-    least_sure = members[np.argsort(assignments.margin[members], kind="stable")]
-    return {"core": members[:CORE], "border": least_sure[:BORDER]}
+AnyRun = OpenRun[DiscoverConfig] | OpenRun[ClassifyConfig]
 
 
 def tiles(assignments: Assignments, rows: Rows, *, with_class: bool = False) -> tuple[Tile, ...]:
@@ -56,14 +48,18 @@ def class_views(assignments: Assignments) -> dict[int, ClassView]:
     largest = np.argsort(-sizes, kind="stable")[:WITH_IMAGES]
     views = dict[int, ClassView]()
     for number in np.flatnonzero(sizes).tolist():
-        groups = shown_images(assignments, number) if number in largest else {}
-        shown = {name: tiles(assignments, rows) for name, rows in groups.items()}
+        core = border = tuple[Tile, ...]()
+        if number in largest:
+            members = typical(assignments, number)
+            least_sure = members[np.argsort(assignments.margin[members], kind="stable")]
+            core = tiles(assignments, members[:CORE])
+            border = tiles(assignments, least_sure[:BORDER])
         views[number] = ClassView(
             name=assignments.classes[number],
             size=int(sizes[number]),
-            medoid=next(iter(shown.get("core", ())), None),
-            core=shown.get("core", ()),
-            border=shown.get("border", ()),
+            medoid=core[0] if core else None,
+            core=core,
+            border=border,
             score=fmean(assignments.score[assignments.cluster == number].tolist()),
         )
     return views
@@ -93,8 +89,7 @@ def score_meaning(calibration: Calibration | None, images: str) -> str:
 
 
 def write_results(
-    folder: RunFolder,
-    config: DiscoverConfig | ClassifyConfig,
+    run: AnyRun,
     images: Images,
     embeddings: Embeddings,
     page: Page,
@@ -102,16 +97,14 @@ def write_results(
     *,
     data: str,
     encoder: str,
-    log: Logger,
 ) -> None:
-    """Write what both kinds of runs leave beside their tables, the summary last.
-
-    It marks the run complete.
+    """Write what a run leaves beside its tables, the summary last: it marks the run complete.
 
     `encoder` is the digest of the encoder that the embeddings are of.
     """
+    folder, config = run.folder, run.config
     if config.copy_to:
-        _copy(folder, config, images, data, log)
+        _copy(run, images, data)
     write_embeddings(folder.embeddings, embeddings, encoder)
     store_page(folder, page)
     if config.report:
@@ -119,12 +112,10 @@ def write_results(
     folder.write_summary(dict(summary))
     folder.copying.unlink(missing_ok=True)
     if config.report:
-        log.info(f"report {folder.report.resolve()}")
+        run.log.info(f"report {folder.report.resolve()}")
 
 
-def complete_results(
-    run: OpenRun[DiscoverConfig] | OpenRun[ClassifyConfig], images: Images, data: str
-) -> None:
+def complete_results(run: AnyRun, images: Images, data: str) -> None:
     """Make what a finished run lacks, of copies of the images and the report."""
     folder, config, log = run.folder, run.config, run.log
     place = Path(config.copy_to)
@@ -135,26 +126,20 @@ def complete_results(
     else:
         log.info("already complete")
     if copies:
-        _copy(folder, config, images, data, log)
+        _copy(run, images, data)
         folder.copying.unlink()
     if report:
         write_page(folder, images)
         log.info(f"report {folder.report.resolve()}")
 
 
-def _copy(
-    folder: RunFolder,
-    config: DiscoverConfig | ClassifyConfig,
-    images: Images,
-    data: str,
-    log: Logger,
-) -> None:
+def _copy(run: AnyRun, images: Images, data: str) -> None:
     """Copy images by the names that classes have by now; note where, for a resumed run."""
-    place, of = Path(config.copy_to), class_names(folder)
+    folder, place, of = run.folder, Path(run.config.copy_to), class_names(run.folder)
     rows = np.array([row for row, name in enumerate(images.names) if name in of], np.int64)
     classes = [of[images.names[row]] for row in rows.tolist()]
     if folder.copied_to != place:
         check_destination(place, [data])
         write_whole(folder.copying, os.fsencode(place))
     copied = copy_to(place, images, rows, classes, data=[data], begun=True)
-    log.info(f"copied {copied} images to {place}")
+    run.log.info(f"copied {copied} images to {place}")

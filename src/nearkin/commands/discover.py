@@ -98,11 +98,11 @@ def discover(
         folder.write_settings(config, name)
         if config.accept or config.mode == "ncd":
             dataset.accepted.write(folder)
-        pipeline = Pipeline(data, config, folder, run.device, log)
+        pipeline = Pipeline(data, replace(run, config=config))
         state = pipeline.prepare(dataset)
         methods, trials = pipeline.train(state), pipeline.calibrating(state)
         log.info("classifying all images")
-        write_outcome(build_outcome(pipeline, state, methods, trials), log)
+        write_outcome(build_outcome(name, state, methods, trials))
     return Run(folder)
 
 

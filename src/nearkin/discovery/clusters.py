@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 
 from nearkin.classifier.assignments import Assignments, rounded, typical
-from nearkin.classifier.reference import Reference, class_sums, compare_with_means
+from nearkin.classifier.reference import Reference, class_sums, nearest_known
 from nearkin.metrics.metric import Metric
 from nearkin.metrics.selection import least_certain
 from nearkin.objectives import unit
@@ -80,10 +80,9 @@ def describe_clusters(
     numbers may differ. `reference` has the images that were learned from, with the same features.
     """
     cluster, classes = assignments.cluster, assignments.classes
-    every, none = np.arange(len(classes)), np.full(len(classes), -1)
     features, num_known = assignments.features, assignments.predictions.num_known
     means = unit(class_sums(torch.from_numpy(features), cluster, len(classes)))
-    nearest = compare_with_means(reference, means, every, none).nearest_known
+    nearest, _ = nearest_known(reference, means)
     silhouette, merge = class_silhouettes(features, cluster), _merges(assignments)
     seed_agreement = _seed_agreement(cluster, others)
 
@@ -103,7 +102,7 @@ def describe_clusters(
             merge=tuple(classes[other] for other in merge.get(number, ())),
         )
 
-    described = map(describe, every.tolist())
+    described = map(describe, range(len(classes)))
     return [cluster for cluster in described if cluster.kind == "novel" or cluster.size]
 
 
@@ -144,7 +143,7 @@ def _merges(assignments: Assignments) -> dict[int, list[int]]:
         if one_class(_projections(of_a, of_b), -_projections(of_b, of_a)):
             partners[a].append(b)
             partners[b].append(a)
-    return {number: sorted(others) for number, others in partners.items()}
+    return partners  # in order, as pairs are
 
 
 def _second_choices(
@@ -241,16 +240,12 @@ def describe_alternative(
     from sklearn.metrics import adjusted_rand_score
 
     first = by_seed[0]
-    sizes = np.bincount(first, minlength=num_known + num_novel)[num_known:]
-    silhouettes = class_silhouettes(features, first).values()
+    counts = np.bincount(first, minlength=num_known + num_novel)[num_known:]
+    sizes = tuple(sorted(counts.tolist(), reverse=True))
+    silhouettes = [*class_silhouettes(features, first).values()]
     similar = [float(adjusted_rand_score(*pair)) for pair in combinations(by_seed, 2)]
-    return Alternative(
-        num_novel,
-        tuple(sorted(sizes.tolist(), reverse=True)),
-        fmean(silhouettes) if silhouettes else None,
-        fmean(similar) if similar else None,
-        known,
-    )
+    silhouette, alike = (fmean(x) if x else None for x in (silhouettes, similar))
+    return Alternative(num_novel, sizes, silhouette, alike, known)
 
 
 def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " rows"]:

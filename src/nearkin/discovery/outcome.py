@@ -33,7 +33,7 @@ from nearkin.discovery.clusters import (
 from nearkin.discovery.data import DiscoveryData
 from nearkin.discovery.features import NUM_VIEWS, DiscoveryEncoder, FinetunedEncoder, top_features
 from nearkin.discovery.findings import Finding, late_findings
-from nearkin.discovery.pipeline import DiscoveryState, Pipeline
+from nearkin.discovery.pipeline import DiscoveryState
 from nearkin.discovery.scores import Protocol, Scored, mode_match
 from nearkin.discovery.task import DiscoveryTask, Mode
 from nearkin.discovery.trials import Trial
@@ -43,7 +43,7 @@ from nearkin.method import Method
 from nearkin.metrics.clusters import right
 from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.metrics.metric import Metric, share
-from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.opening import OpenRun
 from nearkin.types import UNLABELED
 
 OURS: Final = "nearkin"  # The name of the result among the baselines
@@ -122,8 +122,7 @@ def kmeans_clustering(
 class Outcome:
     """Everything that is known after the last training."""
 
-    folder: RunFolder
-    config: DiscoverConfig
+    run: OpenRun[DiscoverConfig]
     data: str
     state: DiscoveryState
     classifier: Classifier
@@ -191,7 +190,7 @@ class Outcome:
         return label_first(self.assignments, self.task.rows)
 
     def _scored(self, rows: Int[np.ndarray, " rows"], images: str) -> Scored:
-        return Scored(images, self.dataset.images.groups[rows], self.config.seed)
+        return Scored(images, self.dataset.images.groups[rows], self.run.config.seed)
 
     @property
     def _parts(self) -> dict[str, Int[np.ndarray, " scored"]]:
@@ -214,7 +213,7 @@ class Outcome:
         if truth is None:
             return []
         scores = list[Metric]()
-        for protocol, where in SCORED[self.config.mode]:
+        for protocol, where in SCORED[self.run.config.mode]:
             rows = self._parts[where]
             found = clustering.novel if protocol == "task-aware" else clustering.joint
             scored, num_known = self._scored(rows, IMAGES[where]), self.task.num_known
@@ -240,7 +239,7 @@ class Outcome:
 
 
 def build_outcome(
-    pipeline: Pipeline,
+    data: str,
     state: DiscoveryState,
     methods: Mapping[int, Sequence[Method[Any]]],
     trials: Sequence[Trial],
@@ -250,7 +249,7 @@ def build_outcome(
     `methods` were trained by the stages, one per seed for each number of novel classes. `trials`
     calibrate the scores of the result.
     """
-    folder, dataset, task, stages = pipeline.folder, state.dataset, state.task, state.stages
+    folder, dataset, task, stages = state.run.folder, state.dataset, state.task, state.stages
     network, first = state.pretrained, methods[task.num_novel][0]
     if isinstance(stages.encoder, FinetunedEncoder):
         network = stages.encoder.trained(first)
@@ -275,9 +274,8 @@ def build_outcome(
         clusterings[f"{name}, pixels"] = kmeans_clustering(pixels, task, stages.base.seed)
     late = late_findings(assignments.predictions, disjoint=task.disjoint)
     return Outcome(
-        folder=folder,
-        config=state.config,
-        data=data_name(pipeline.data),
+        run=state.run,
+        data=data,
         state=state,
         classifier=classifier,
         assignments=assignments,

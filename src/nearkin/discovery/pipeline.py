@@ -32,9 +32,8 @@ from nearkin.report.pages import write_page
 from nearkin.run.auto import precision_of, resolve
 from nearkin.run.data import note_undecodable
 from nearkin.run.failures import state_memory
-from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.opening import open_run
-from nearkin.run.reporter import Logger
+from nearkin.run.folder import data_name
+from nearkin.run.opening import OpenRun, open_run
 from nearkin.schema import Value
 from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
@@ -67,7 +66,7 @@ def _first_settings(config: DiscoverConfig) -> TrainConfig:
 class DiscoveryState:
     """What stands before the first training on labels."""
 
-    config: DiscoverConfig
+    run: OpenRun[DiscoverConfig]  # With the settings as they are carried out
     dataset: DiscoveryData
     pretrained: Encoder
     stages: Stages  # The later ones
@@ -89,14 +88,14 @@ class DiscoveryState:
         seeds tell whether they agree. The result's number comes first.
         """
         chosen = self.task.num_novel
-        if self.config.train_layers != "top":
+        if self.run.config.train_layers != "top":
             return {chosen: 1}
         ends = (self.estimate.low, self.estimate.high) if self.estimate else ()
         return {chosen: SEEDS} | {number: 2 for number in ends if number != chosen}
 
     def options(self, num_novel: int) -> dict[str, Value]:
         """Return the options of the method of the last stage."""
-        own = self.chosen.options(num_novel) | dict(self.config.options)
+        own = self.chosen.options(num_novel) | dict(self.run.config.options)
         return {**OPTIONS[self.chosen.method], **own}
 
 
@@ -105,27 +104,24 @@ class Pipeline:
     """Runs the stages, each from where an earlier, interrupted run has left it."""
 
     data: Any
-    config: DiscoverConfig
-    folder: RunFolder
-    device: torch.device
-    log: Logger
+    run: OpenRun[DiscoverConfig]
 
     def prepare(self, dataset: DiscoveryData) -> DiscoveryState:
         """Train or load the encoder, estimate the number of classes, and choose by trials."""
-        pretrained = self._pretrained(dataset)
+        device, log, pretrained = self.run.device, self.run.log, self._pretrained(dataset)
         base = self._base(pretrained, dataset)
         cached, dataset = self._cached(pretrained, dataset, base)
-        config = replace(self.config, cache=base.cache)
+        config = replace(self.run.config, cache=base.cache)
+        run = replace(self.run, config=config)
         # Whatever the later stages train, the number of classes is estimated and the setting is
         # chosen on frozen features: a trial takes seconds there, and needs no second encoder.
-        encoder: DiscoveryEncoder = FrozenEncoder(cached, self.device)
+        encoder: DiscoveryEncoder = FrozenEncoder(cached, device)
         task = dataset.task(config.mode)
         estimate = self._estimate(cached, task)
         task = replace(task, num_novel=estimate.chosen if estimate else int(config.classes))
         columns_of = {"k-means": COPIES * WIDEST, "probabilities": 2 * task.num_classes}
         for step, columns in columns_of.items():
-            size = 8 * columns * len(task.label)
-            state_memory(f"           {step} of all images", size, self.log)
+            state_memory(f"           {step} of all images", 8 * columns * len(task.label), log)
         # Warnings of what is clear already come before time is spent on training.
         findings = [
             *labels_seen(pretrained),
@@ -133,53 +129,50 @@ class Pipeline:
             *early_findings(cached.center, task, dataset.classes),
         ]
         for finding in findings:
-            self.log.info(f"warning: {finding.text}")
+            log.info(f"warning: {finding.text}")
         stages = Stages(encoder, task, base)
         trials, chosen = self._chosen(stages, dataset.images)
         if config.train_layers != "top":
-            base = replace(base, precision=precision_of(self.device))
-            how = config.train_layers, base, self.device, self.folder.kept_features
+            base = replace(base, precision=precision_of(device))
+            how = config.train_layers, base, device, run.folder.kept_features
             encoder = FinetunedEncoder(pretrained, cached, dataset.images, *how)
             stages = Stages(encoder, task, base)
-        return DiscoveryState(
-            config, dataset, pretrained, stages, estimate, findings, trials, chosen
-        )
+        return DiscoveryState(run, dataset, pretrained, stages, estimate, findings, trials, chosen)
 
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
         """Stage 1: an encoder that has seen no label."""
-        config, trust = self.config, self.config.trust_remote_code
+        config, folder, log = self.run.config, self.run.folder, self.run.log
+        trust, partial = config.trust_remote_code, config.allow_partial
         if config.encoder == "auto":
             return self._trained_encoder(dataset)
-        self.log.info(f"stage 1/3  features: from {config.encoder}")
-        if not self.folder.start.exists():  # its source may be gone by now
-            encoder = load(
-                config.encoder, allow_partial=config.allow_partial, trust_remote_code=trust
-            )
+        log.info(f"stage 1/3  features: from {config.encoder}")
+        if not folder.start.exists():  # its source may be gone by now
+            encoder = load(config.encoder, allow_partial=partial, trust_remote_code=trust)
             for line in encoder.lines():
-                self.log.info(f"           {line}")
-            write_start(self.folder, encoder)
+                log.info(f"           {line}")
+            write_start(folder, encoder)
         # What features are of is the file, as in a run that is resumed.
-        return load(self.folder.start, trust_remote_code=trust)
+        return load(folder.start, trust_remote_code=trust)
 
     def _trained_encoder(self, dataset: DiscoveryData) -> Encoder:
         """Train an encoder in a run folder of its own, by all processes."""
-        config, stage = self.config, self.folder.stage("features")
-        if stage.summary.exists():
-            return load(stage.path, trust_remote_code=config.trust_remote_code)
-        self.log.info(f"stage 1/3  features: {config.method}, without labels")
-        settings, parts = _first_settings(config), dataset.pretraining_parts()
-        with open_run(
-            stage, settings, self.data, resume=True, overwrite=False, reporter=self.log, stage=True
-        ) as run:
-            settings = resolve(run.config, parts.train, self.device)
-            train_encoder(stage, settings, parts, data=self.data, device=self.device, log=run.log)
-            if config.report:
-                write_page(stage, parts.images)
-        return load(stage.path)
+        config, device, log = self.run.config, self.run.device, self.run.log
+        stage = self.run.folder.stage("features")
+        if not stage.summary.exists():
+            log.info(f"stage 1/3  features: {config.method}, without labels")
+            settings, parts = _first_settings(config), dataset.pretraining_parts()
+            with open_run(
+                stage, settings, self.data, resume=True, overwrite=False, reporter=log, stage=True
+            ) as run:
+                settings = resolve(run.config, parts.train, device)
+                train_encoder(stage, settings, parts, data=self.data, device=device, log=run.log)
+                if config.report:
+                    write_page(stage, parts.images)
+        return load(stage.path, trust_remote_code=config.trust_remote_code)
 
     def _base(self, pretrained: Encoder, dataset: DiscoveryData) -> TrainConfig:
         """Resolve the settings that all later stages share, on top of a frozen encoder."""
-        config = self.config
+        config = self.run.config
         shared: dict[str, Any] = {name: getattr(config, name) for name in BASE}
         requested = TrainConfig(
             method="ncl",
@@ -190,9 +183,9 @@ class Pipeline:
             # On cached features a step is so short that a lower precision gains no time.
             precision="fp32",
         )
-        resolved = resolve(requested, dataset.parts.train, self.device)
+        resolved = resolve(requested, dataset.parts.train, self.run.device)
         # A resumed run may find more or less room for a cache, and cached photos are other pixels.
-        self.folder.write_settings(replace(config, cache=resolved.cache), data_name(self.data))
+        self.run.folder.write_settings(replace(config, cache=resolved.cache), data_name(self.data))
         batch = batch_size(dataset.task(config.mode), config)
         return replace(resolved, batch_size=batch, options={}, epochs=config.epochs)
 
@@ -200,31 +193,31 @@ class Pipeline:
         self, pretrained: Encoder, dataset: DiscoveryData, base: TrainConfig
     ) -> tuple[CachedFeatures, DiscoveryData]:
         """Return the features of readable images, and the data without the others."""
-        images = dataset.images
-        self.log.info(f"           features of {len(images)} images and {NUM_VIEWS} views of each")
+        run, images = self.run, dataset.images
+        run.log.info(f"           features of {len(images)} images and {NUM_VIEWS} views of each")
         numbers = len(images) * pretrained.num_features * (1 + NUM_VIEWS)
-        state_memory("           features", 4 * numbers, self.log)
+        state_memory("           features", 4 * numbers, run.log)
         drawn = ViewSettings(base.augment, NUM_VIEWS, base.seed)
-        where = self.device, int(base.workers), self.log, self.folder.kept_features
+        where = run.device, int(base.workers), run.log, run.folder.kept_features
         extracted = Extraction(pretrained, images, drawn, *where).compute()
-        reasons, max_bad = extracted.reasons(images), self.config.max_bad
-        notes = note_undecodable(self.folder, images, reasons, self.log, max_bad)
+        reasons, max_bad = extracted.reasons(images), run.config.max_bad
+        notes = note_undecodable(run.folder, images, reasons, run.log, max_bad)
         cached, _ = extracted.readable(images)
         if extracted.bad:  # decoding may leave too few, where headers promised enough
             dataset = dataset.without(extracted.bad, notes)
-            check_sizes(dataset, self.config)
+            check_sizes(dataset, run.config)
         return cached, dataset
 
     def _estimate(self, cached: CachedFeatures, task: DiscoveryTask) -> NumberOfClasses | None:
-        if self.config.classes != "auto":
+        config, folder, log = self.run.config, self.run.folder, self.run.log
+        if config.classes != "auto":
             return None
-        self.log.info("           estimating the number of novel classes")
-        estimate = estimate_number(self.folder.number, cached.center, task, self.config.seed)
-        encoder = kept_encoder(self.config, self.folder)
-        self.log.info(
+        log.info("           estimating the number of novel classes")
+        estimate = estimate_number(folder.number, cached.center, task, config.seed)
+        log.info(
             f"           {estimate.chosen} novel classes, between {estimate.low} and "
-            f"{estimate.high} ({estimate.text}); take another with --encoder {encoder} "
-            "--classes N: features are kept"
+            f"{estimate.high} ({estimate.text}); take another with --encoder "
+            f"{kept_encoder(config, folder)} --classes N: features are kept"
         )
         return estimate
 
@@ -233,19 +226,19 @@ class Pipeline:
 
         A single one is tried too: trials also calibrate the classifier.
         """
-        tried, trials = candidates(self.config), list[Trial]()
-        folder, total = self.folder.stage("trials").path, FOLDS * len(tried)
-        given = self.config.options
-        every = Trials(stages, images.groups, folder, given, train=Stage.try_out)
+        config, log = self.run.config, self.run.log
+        tried, trials = candidates(config), list[Trial]()
+        folder, total = self.run.folder.stage("trials").path, FOLDS * len(tried)
+        every = Trials(stages, images.groups, folder, config.options, train=Stage.try_out)
         for trial in every.run(tried):
             trials.append(trial)
-            self.log.progress(len(trials), total, "trials on held-out known classes")
+            log.progress(len(trials), total, "trials on held-out known classes")
         for candidate, by_fold in accuracies(trials).items():
             share = f"{fmean(by_fold):.1%}"
-            self.log.info(f"           {candidate}: {share} accuracy on held-out known classes")
+            log.info(f"           {candidate}: {share} accuracy on held-out known classes")
         if trials:
             return trials, best(trials)
-        self.log.info(f"           too few labels to hold known classes out: {tried[0]}")
+        log.info(f"           too few labels to hold known classes out: {tried[0]}")
         return [], tried[0]
 
     def train(self, state: DiscoveryState) -> dict[int, list[Method[Any]]]:
@@ -255,8 +248,8 @@ class Pipeline:
         """
 
         def train_known(stage: Stage) -> None:
-            self.log.info(f"stage 2/3  {state.task.num_known} known classes")
-            stage.run(self.folder.stage("known"), self.log)
+            self.run.log.info(f"stage 2/3  {state.task.num_known} known classes")
+            stage.run(self.run.folder.stage("known"), self.run.log)
 
         init = state.stages.start(train_known)
         return {number: self._classes(state, init, number) for number in state.seeds}
@@ -268,13 +261,13 @@ class Pipeline:
         if number != state.task.num_novel:
             name = f"{name}-{number}-classes"
             init = init._replace(cluster=stages.clusters(init.features))
-        self.log.info(f"stage 3/3  {number} novel classes by {state.chosen}, {count} seeds")
+        self.run.log.info(f"stage 3/3  {number} novel classes by {state.chosen}, {count} seeds")
         methods = list[Method[Any]]()
         for seed in range(count):
-            self.log.info(f"           {name}-{seed}")
+            self.run.log.info(f"           {name}-{seed}")
             own = replace(base, seed=(base.seed + seed) % 2**32)
             stage = replace(stages, base=own).classes(init, state.options(number))
-            stage.run(self.folder.stage(f"{name}-{seed}"), self.log)
+            stage.run(self.run.folder.stage(f"{name}-{seed}"), self.run.log)
             methods.append(stage.method)
         return methods
 
@@ -283,15 +276,15 @@ class Pipeline:
 
         Probabilities of a network that is trained itself differ from those on top of a frozen one.
         """
-        config, folder = state.config, self.folder.stage("calibration").path
+        config, folder = state.run.config, self.run.folder.stage("calibration").path
         if config.train_layers == "top" or not state.trials:
             return [trial for trial in state.trials if trial.candidate == state.chosen]
-        self.log.info("           calibration: the network, with some known classes held out")
+        self.run.log.info("           calibration: the network, with some known classes held out")
 
         def train(stage: Stage, share: float) -> None:
             del share  # all of it: after a shorter training, probabilities are less sure
             name = "known" if stage.config.method == "supervised" else "class"
-            stage.run(self.folder.stage(f"calibration-{name}"), self.log)
+            stage.run(self.run.folder.stage(f"calibration-{name}"), self.run.log)
 
         groups = state.dataset.images.groups
         trials = Trials(state.stages, groups, folder, config.options, train=train)

@@ -41,7 +41,6 @@ from nearkin.report.page.blocks import (
     Tiles,
 )
 from nearkin.run.data import computed_with, versions
-from nearkin.run.reporter import Logger
 from nearkin.tables import write_csv
 from nearkin.text import aligned
 from nearkin.types import UNLABELED
@@ -55,9 +54,9 @@ RELIABILITY: Final = (
 )
 
 
-def write_outcome(outcome: Outcome, log: Logger) -> None:
+def write_outcome(outcome: Outcome) -> None:
     """Write all files of a finished discovery, the summary last: it marks the run complete."""
-    folder, assignments = outcome.folder, outcome.assignments
+    folder, assignments = outcome.run.folder, outcome.assignments
     if not folder.assignments.exists():  # the last of the three, which the user may edit then
         classes = cluster_table(outcome.clusters, assignments)
         write_csv(folder.clusters, CLUSTER_COLUMNS, classes, to_edit=True)
@@ -66,22 +65,20 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         write_csv(folder.assignments, COLUMNS, assignments.table())
     numbers = summary(outcome)
     write_results(
-        folder,
-        outcome.config,
+        outcome.run,
         outcome.dataset.images,
         _embeddings(outcome),
         build_page(outcome, numbers),
         numbers,
         data=outcome.data,
         encoder=outcome.digest,
-        log=log,
     )
-    log.debug("\n".join(lines(numbers)))
+    outcome.run.log.debug("\n".join(lines(numbers)))
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return all numbers as plain values."""
-    state, config, calibration = outcome.state, outcome.config, outcome.classifier.calibration
+    state, config, calibration = outcome.state, outcome.run.config, outcome.classifier.calibration
     held_out, tried = outcome.outliers, accuracies(state.trials)
     return {
         "command": "discover",
@@ -144,7 +141,7 @@ def _embeddings(outcome: Outcome) -> Embeddings:
 def build_page(outcome: Outcome, summary: Mapping[str, Any]) -> Page:
     """Return the content of the page."""
     images, novel, known = outcome.dataset.images, *_views(outcome)
-    stage = outcome.folder.stage(f"{outcome.state.chosen.method}-0")  # the last one of the result
+    stage = outcome.run.folder.stage(f"{outcome.state.chosen.method}-0")  # the result's last one
     num_novel = count(len(novel), "novel class") if novel else "No novel class"
     name, num_unlabeled = Path(outcome.data).name, len(outcome.assignments.rows)
     none = () if novel else ("None: every image was assigned to a known class.",)
@@ -163,9 +160,9 @@ def build_page(outcome: Outcome, summary: Mapping[str, Any]) -> Page:
             ("Number of classes", tuple(_number(outcome))),
             ("Training curves", tuple(training_curves(stage).values())),
             *run_sections(
-                outcome.folder,
+                outcome.run.folder,
                 outcome.data,
-                outcome.config,
+                outcome.run.config,
                 _protocol(outcome),
                 _next_steps(outcome),
                 versions(),
@@ -223,7 +220,7 @@ def _origin_of_number(outcome: Outcome) -> str:
     if estimate is not None:
         by = " and ".join(estimate.estimates)
         return f"estimated by {by}; the interval is {estimate.low} to {estimate.high}"
-    return "given, or left of the round before" if outcome.config.accept else "given"
+    return "given, or left of the round before" if outcome.run.config.accept else "given"
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
@@ -312,7 +309,7 @@ def alternative_table(alternatives: Sequence[Alternative], chosen: int) -> Table
 
 
 def _protocol(outcome: Outcome) -> Iterator[str]:
-    config, task = outcome.config, outcome.task
+    config, task = outcome.run.config, outcome.task
     if task.disjoint:
         yield "Unlabeled images are taken to be of novel classes only (ncd)."
     else:
@@ -344,9 +341,9 @@ def _protocol(outcome: Outcome) -> Iterator[str]:
 
 
 def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    folder, run, data = outcome.folder, outcome.folder.path, outcome.data
-    encoder = kept_encoder(outcome.config, folder)
-    again = replace(outcome.config, encoder=encoder, method="auto", max_time="", devices=1)
+    folder, config, data = outcome.run.folder, outcome.run.config, outcome.data
+    encoder = kept_encoder(config, folder)
+    again = replace(config, encoder=encoder, method="auto", max_time="", devices=1)
     for number in (each.novel for each in outcome.alternatives):
         if number != outcome.task.num_novel:
             yield (
@@ -360,7 +357,7 @@ def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
     )
     yield (
         "Discover more classes, with these as known ones, from the same features.",
-        typed("discover", data, "--accept", run),
+        typed("discover", data, "--accept", folder.path),
     )
-    to_file = "-o", "new.csv"
-    yield "Sort new images into these classes.", typed("predict", run, "NEW_IMAGES", *to_file)
+    new = "NEW_IMAGES", "-o", "new.csv"
+    yield "Sort new images into these classes.", typed("predict", folder.path, *new)

@@ -176,18 +176,14 @@ def confusion(
     """
     y, x = truth[truth != UNLABELED], predicted[truth != UNLABELED]
     matched = sorted(set(x[right(y, x, mapping)].tolist()), key=mapping.__getitem__)
-    rows, row = _led_by([mapping[cluster] for cluster in matched], y)
-    columns, column = _led_by(matched, x)
-    return Confusion.of(
-        [classes[number] for number in rows],
-        [clusters[number] for number in columns],
-        len(matched),
-        np.stack([row, column], axis=1),
-    )
+    rows, row = _led_by([mapping[cluster] for cluster in matched], y, classes)
+    columns, column = _led_by(matched, x, clusters)
+    return Confusion.of(rows, columns, len(matched), np.stack([row, column], axis=1))
 
 
-def _led_by(first: list[int], numbers: Labels) -> tuple[list[int], Labels]:
-    """Return all numbers there are, the first ones in their order, and the place of each."""
+def _led_by(first: list[int], numbers: Labels, names: Sequence[str]) -> tuple[list[str], Labels]:
+    """Return the names of all numbers, those of the first ones first, and the place of each."""
     every, place = np.unique(numbers, return_inverse=True)
     order = first + sorted(set(every.tolist()) - set(first))
-    return order, np.array([order.index(number) for number in every.tolist()], np.int64)[place]
+    rank = np.array([order.index(number) for number in every.tolist()], np.int64)
+    return [names[number] for number in order], rank[place]

@@ -46,13 +46,10 @@ FEW: Final = 5  # Labeled images of a class of which none is held out: all are n
 def label_images(images: Images, labeled: str, known: Sequence[str] = ()) -> Images:
     """Return the data with known classes as their only labels, so nothing sees what is hidden.
 
-    Args:
-        images: The data.
-        labeled: What `recognize` takes. A labeled image is one of the data if its path says so, or
-            if the data have exact copies of it, which are then all labeled. All others are
-            added under their absolute paths.
-        known: Instead: names of classes whose labels in the data count. The
-            labels of a benchmark may contradict each other, so copies are not looked for.
+    `labeled` is what `recognize` takes. A labeled image is one of the data if its path says so, or
+    if the data have exact copies of it, which are then all labeled. All others are added under
+    their absolute paths. `known` names classes instead, whose labels in the data count. The labels
+    of a benchmark may contradict each other, so copies are not looked for.
     """
     if labeled:
         return _labeled(images, recognize(images, labeled), labeled)
