@@ -111,7 +111,6 @@ class Encoder(nn.Module):
         pooling = self.details.get("pooling")
         pooled = f" ({pooling})" if pooling else ""
         why = self.details.get("assumed")
-        why = "the file does not say" if why is True else why  # as earlier versions wrote it
         assumed = f"; assumed, {why}" if why else ""
         return [
             f"encoder {self.details['backbone']}, {self.num_features} features{pooled}",
