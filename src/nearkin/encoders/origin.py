@@ -211,8 +211,6 @@ def fetching(name: str, url: str) -> Iterator[None]:
     try:
         with to_stderr():
             yield
-    except NearkinError:
-        raise
     except Exception as error:  # of many kinds, by the library and its version
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise _missing(name, url, reason) from error
