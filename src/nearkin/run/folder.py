@@ -179,7 +179,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from writing to the folder, which exists; OutputError if one does."""
-        with writing(self.path, "choose another -o"):
+        with writing(self.path):
             try:
                 lock = FileLock(self.lock, timeout=0).acquire()
             except Timeout as error:
