@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from typing_extensions import override
 
-from nearkin.data.batches import CenterCrops, to_input
-from nearkin.data.images import Images
+from nearkin.data.batches import to_input
 from nearkin.distributed.allocation import keep_freed_memory
-from nearkin.distributed.devices import native_precision
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError
@@ -32,10 +30,6 @@ from nearkin.objectives import unit
 from nearkin.schema import Auto
 
 Precision = Literal["fp32", "bf16"]
-SAMPLE: Final = 512  # Images whose neighbors are compared in two precisions
-KEPT: Final = 0.999
-"""Share of them whose nearest neighbor must stay, for bfloat16 to be taken unasked."""
-MANY: Final = 10 * SAMPLE  # Images from which on the comparison takes less than is gained
 WORTH: Final = 1024 * 224**2
 """Pixels from which on a network is compiled, which takes about as long as it then saves."""
 TOLERANCE: Final = 1e-4
@@ -103,49 +97,6 @@ def inference(
     if precision == "bf16":
         network = Bfloat16(network)
     return Inference(network, encoder.preprocessing, device, size)
-
-
-def choose_precision(
-    precision: Precision | Auto,
-    encoder: Encoder,
-    images: Images,
-    device: torch.device,
-    workers: int,
-) -> tuple[Precision, list[str]]:
-    """Choose the precision in which the features of images are computed; the encoder moves.
-
-    `auto` is bf16 on a CPU that computes it natively, for `MANY` images or more, if at least
-    `KEPT` of a sample of them keep their nearest neighbor; else fp32. Also return lines of the log
-    on what a lower precision changes.
-    """
-    native = native_precision(device) == torch.bfloat16
-    worth = device.type == "cpu" and native and len(images) >= MANY
-    if precision == "fp32" or (precision == "auto" and not worth):
-        return "fp32", []
-    exact, lower = _in_both(encoder, images.spread(SAMPLE), device, workers)
-    share = neighbors_kept(exact, lower)
-    line = (
-        f"bf16    {100 * share:.1f} % of {len(exact)} images keep their nearest neighbor of fp32"
-    )
-    if precision == "auto" and share < KEPT:
-        return "fp32", [f"{line}; fp32 is used"]
-    slow = "" if native else f"; it is slower, as this {device.type} has no such arithmetic"
-    return "bf16", [line + slow]
-
-
-def _in_both(
-    encoder: Encoder, images: Images, device: torch.device, workers: int
-) -> list[Float[Tensor, "images features"]]:
-    """Return the features of all images that can be read: in float32, then in bfloat16."""
-    exact, features = inference(encoder, device), list[Tensor]()
-    for network in (exact.network, Bfloat16(exact.network)):
-        crops = CenterCrops(
-            images, encoder.preprocessing, batch_size=exact.batch_size, workers=workers
-        )
-        computed = encode_pixels(network, crops, device)
-        is_readable = [row not in crops.bad for row in range(len(images))]
-        features.append(computed[torch.tensor(is_readable)])
-    return features
 
 
 def neighbors_kept(
