@@ -357,7 +357,7 @@ def hold_out(
     runs = _origins(config) if named or config.val or not isinstance(config, TrainConfig) else []
     earlier = [*map(stored_split, (run for run in runs if not (named and run.is_frozen)))]
     gone = next((str(run.path) for run in runs if not run.data.exists()), "")
-    noted = own.parts(images) if own else np.full(len(images), NEW)
+    noted = stored_parts([own], images)
     if resumed and own and (noted != NEW).all():
         gone = _noted(resumed).gone
     if gone:
@@ -427,16 +427,16 @@ def _is_of(run: RunFolder, its_data: str, data: Any) -> bool:
     """Whether data are those of a run: by their name or, of Python objects, by the images."""
     if its_data != data_name(data) or isinstance(data, str | Path):
         return its_data == data_name(data)
-    stored, images = stored_split(run), trained_or_scored(open_images(data, labels="none"))
-    return stored is not None and bool((stored.parts(images) != NEW).all())
+    images = trained_or_scored(open_images(data, labels="none"))
+    return bool((stored_parts([stored_split(run)], images) != NEW).all())
 
 
 def shares_images(run: RunFolder, data: Any) -> bool:
     """Whether data that are called like those of a run are the same; objects have one name."""
     if isinstance(data, str | Path):
         return True
-    stored, images = stored_split(run), open_images(data, labels="none")
-    return stored is not None and bool((stored.parts(images) != NEW).any())
+    images = open_images(data, labels="none")
+    return bool((stored_parts([stored_split(run)], images) != NEW).any())
 
 
 def _share(config: Config) -> float:
