@@ -49,6 +49,20 @@ def varied(network: nn.Module, image_size: int = 96) -> nn.Module:
     return network.eval()
 
 
+def saved_by_transformers(folder, kind, options, size, **saving):
+    """Save a model of transformers, with random weights, and a processor of square images."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # whose end is reported as a leak
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**options)
+    model = varied(getattr(transformers, f"{kind}Model")(config))
+    model.save_pretrained(folder, **saving)
+    square = {"height": size, "width": size}
+    transformers.BitImageProcessorPil(size=square, crop_size=square).save_pretrained(folder)
+    return model
+
+
 def offline(monkeypatch, folder):
     """Let Hugging Face's cache and torch's be in a folder, with no network."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))

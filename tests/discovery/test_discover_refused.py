@@ -64,7 +64,7 @@ REFUSED = [
         for inside in ("", "/sorted", "/cat/sorted")
     ),
     ([*KNOWING, "--copy-to", "copies"], 4, "copies"),
-    *(([*KNOWING, "--copy-to", own], 2, "is of the run itself") for own in ("run", "run/classes")),
+    *(([*KNOWING, "--copy-to", own], 2, "is of the run itself") for own in ("run", "run/plots")),
 ]  # fmt: skip
 """Arguments, the exit code, and what is said."""
 

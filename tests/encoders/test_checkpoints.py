@@ -27,7 +27,6 @@ HEAD = {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)}
 
 @pytest.fixture(scope="module")
 def resnet():
-    torch.manual_seed(0)
     network = varied(torchvision.models.resnet18())
     network.fc = nn.Identity()
     return network
@@ -45,13 +44,11 @@ NARROW = "timm:resnet18?channels=[8, 8, 16, 16]"
 @pytest.fixture(scope="module")
 def narrow():
     """A residual network whose checkpoints are small; its names are those of torchvision's."""
-    torch.manual_seed(0)
     return varied(timm.create_model("resnet18", num_classes=0, channels=[8, 8, 16, 16]))
 
 
 @pytest.fixture(scope="module")
 def vit():
-    torch.manual_seed(0)
     return varied(timm.create_model("vit_tiny_patch16_224", num_classes=0))
 
 
@@ -100,13 +97,11 @@ def residual_checkpoints(network):
 
 def test_residual_networks(narrow, tmp_path):
     path, kinds = tmp_path / "checkpoint.pth.tar", residual_checkpoints(narrow)
-    with torch.no_grad():
-        expected = narrow(IMAGES)
+    expected = narrow(IMAGES)
     for kind, old in (*((kind, False) for kind in kinds), ("moco", True)):
         torch.save(kinds[kind], path, _use_new_zipfile_serialization=not old)
         encoder = load(f"{NARROW}@{path}", image_size=64)
-        with torch.no_grad():
-            assert torch.equal(encoder(IMAGES), expected), kind
+        assert torch.equal(encoder(IMAGES), expected), kind
         assert encoder.details["origin"]["license"] == "not stated"
         assert len(encoder.details["origin"]["sha256"]) == 64
 
@@ -129,13 +124,11 @@ def transformer_checkpoints(network):
 
 def test_vision_transformers(vit, tmp_path):
     path, images = tmp_path / "checkpoint.pth", nn.functional.interpolate(IMAGES[:1], 224)
-    with torch.no_grad():
-        expected = vit(images)
+    expected = vit(images)
     for kind, checkpoint in transformer_checkpoints(vit).items():
         torch.save(checkpoint, path)
         encoder = load(f"vit_tiny_patch16_224@{path}")
-        with torch.no_grad():
-            assert torch.equal(encoder(images), expected), kind
+        assert torch.equal(encoder(images), expected), kind
         assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)  # no timm's own weights
         if kind in ("dino", "moco v3", "timm training"):  # which name their architecture
             assert load(path).details["backbone"] == "timm:vit_tiny_patch16_224", kind
@@ -150,8 +143,7 @@ def test_safetensors_are_read_whatever_the_length_of_their_header(narrow, tmp_pa
         path.write_bytes(save(state, {"padding": "x" * more}))
         assert path.read_bytes().startswith(begin)
         encoder = load(f"{NARROW}@{path}", image_size=64)
-        with torch.no_grad():
-            assert torch.equal(encoder(IMAGES), narrow(IMAGES))
+        assert torch.equal(encoder(IMAGES), narrow(IMAGES))
 
 
 def test_networks_that_ask_for_their_version_are_loaded_again(tmp_path):
@@ -161,8 +153,7 @@ def test_networks_that_ask_for_their_version_are_loaded_again(tmp_path):
     write_encoder(path, encoder.backbone, {"backbone": "custom", "image_size": 64})
     network = torchvision.models.mnasnet0_5()
     network.classifier = nn.Identity()
-    with torch.no_grad():
-        assert torch.equal(load(path, backbone=network)(IMAGES), encoder(IMAGES))
+    assert torch.equal(load(path, backbone=network)(IMAGES), encoder(IMAGES))
 
 
 NET = """
@@ -192,13 +183,10 @@ def test_the_line_says_what_was_taken_and_what_was_not(resnet, tmp_path):
         "state_dict.module.queue (1)"
     ) in lines
     assert "assumed, the file does not say" in lines[1]
-    encoder.details["assumed"] = True  # as files of earlier versions have it
-    assert encoder.lines() == lines
 
 
 def test_small_images_have_a_small_stem(tmp_path):
     """solo-learn's networks for CIFAR: a first convolution of 3x3, no pooling."""
-    torch.manual_seed(0)
     network = torchvision.models.resnet18()
     network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     network.fc = nn.Identity()
@@ -208,12 +196,10 @@ def test_small_images_have_a_small_stem(tmp_path):
     encoder = load(f"resnet18@{tmp_path / 'cifar.ckpt'}")
     images = IMAGES[..., :32, :32]
     assert encoder.image_size == 32
-    with torch.no_grad():
-        assert torch.equal(encoder(images), network(images))
+    assert torch.equal(encoder(images), network(images))
     larger = stored(load(f"resnet18@{tmp_path / 'cifar.ckpt'}", image_size=64), tmp_path)
     assert larger.details["backbone"] == "resnet18?built_for=32"
-    with torch.no_grad():
-        assert torch.equal(larger(IMAGES), network(IMAGES))
+    assert torch.equal(larger(IMAGES), network(IMAGES))
 
 
 def test_a_small_stem_is_that_of_a_residual_network_alone():
@@ -236,20 +222,17 @@ def test_a_small_stem_is_that_of_a_residual_network_alone():
 
 
 def test_the_small_transformer_of_moco_v3_has_twelve_heads(tmp_path):
-    torch.manual_seed(0)
     network = timm.create_model("vit_small_patch16_224", num_classes=0, num_heads=12, depth=12)
     state = prefixed(varied(network).state_dict(), "module.base_encoder.")
     torch.save({"arch": "vit_small", "state_dict": state}, tmp_path / "vit-s-300ep.pth.tar")
     encoder = load(tmp_path / "vit-s-300ep.pth.tar")
     images = torch.nn.functional.interpolate(IMAGES[:1], 224)
-    with torch.no_grad():
-        assert torch.equal(encoder(images), network(images))
+    assert torch.equal(encoder(images), network(images))
     assert stored(encoder, tmp_path).backbone.body.blocks[0].attn.num_heads == 12
 
 
 def test_a_tag_gives_preprocessing_and_license(tmp_path, monkeypatch):
     offline(monkeypatch, tmp_path)
-    torch.manual_seed(0)
     network = timm.create_model("convnextv2_atto", num_classes=0)
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     encoder = load(f"timm:convnextv2_atto.fcmae@{tmp_path / 'weights.pth'}")

@@ -9,8 +9,7 @@ import re
 import pytest
 import timm
 import torch
-import transformers
-from sources import varied
+from sources import saved_by_transformers
 
 from nearkin.data.views import MEAN
 from nearkin.encoders.encoder import load, write_encoder
@@ -110,24 +109,11 @@ def pool_in_timms_names(head):
     return {f"attn_pool.{name}": tensor for name, tensor in pool.items()}
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    transformers.utils.logging.disable_progress_bar()
-
-
 def made(family, folder):
     """A model of a family, saved as transformers does and under timm's names: its two encoders."""
     kind, options, name = FAMILIES[family]
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}Model")(
-        getattr(transformers, f"{kind}Config")(**options)
-    )
-    varied(model).save_pretrained(folder / "model")
     size = options.get("image_size", 64)
-    square = {"height": size, "width": size}
-    transformers.BitImageProcessorPil(size=square, crop_size=square).save_pretrained(
-        folder / "model"
-    )
+    model = saved_by_transformers(folder / "model", kind, options, size)
     stages = family == "ConvNeXt V2"
     state = stages_in_timms_names(model) if stages else blocks_in_timms_names(family, model)
     torch.save(state, folder / "weights.pth")

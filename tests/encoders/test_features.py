@@ -110,9 +110,7 @@ def test_timm_in_a_folder(kind, folder, tmp_path):
 
 def test_timm_in_a_folder_has_any_number_of_classes(folder, tmp_path):
     """Of fine-tuned weights; timm's own default is 1000, and not all versions write both places."""
-    for where, classes in (
-        *(("both", 1000), ("top", 7), ("nested", 0), ("nested", 7), ("old", 7)),
-    ):
+    for where, classes in (("both", 1000), ("top", 7), ("nested", 0), ("nested", 7), ("old", 7)):
         torch.manual_seed(0)
         arguments = {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]} if where != "old" else {}
         saved = varied(timm.create_model("resnet10t", num_classes=classes, **arguments))

@@ -1,10 +1,8 @@
 """Encoders by their names on the Hugging Face hub, from a server of this machine that speaks as it."""
 
 import pytest
-import torch
-import transformers
 from hub import serving
-from sources import offline, refusal, varied
+from sources import offline, refusal, saved_by_transformers
 
 from nearkin.encoders.encoder import load
 from nearkin.encoders.sources import hub_repository
@@ -18,14 +16,9 @@ def hub(tmp_path, monkeypatch):
         yield opened
 
 
-def save(folder, **options):
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
+def save(folder, **saving):
     tiny = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
-    model = varied(transformers.Dinov2Model(transformers.Dinov2Config(**tiny, image_size=28)))
-    model.save_pretrained(folder, **options)
-    size = {"height": 28, "width": 28}
-    transformers.BitImageProcessorPil(size=size, crop_size=size).save_pretrained(folder)
+    saved_by_transformers(folder, "Dinov2", tiny | {"image_size": 28}, 28, **saving)
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
 
 

@@ -8,6 +8,8 @@ from PIL import Image
 from torch import nn
 
 import nearkin
+from nearkin.commands import embed as command
+from nearkin.config import EmbedConfig
 from nearkin.data.opening import open_images
 from nearkin.encoders import inference as by
 from nearkin.encoders.encoder import Encoder
@@ -15,6 +17,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone
+from nearkin.run.reporter import Silent
 
 CPU = torch.device("cpu")
 NUMBER = 60
@@ -37,6 +40,22 @@ def features(encoder, images, *options, **counted):
     ).vectors
 
 
+class Lines(Silent):
+    """Remembers log lines."""
+
+    def __init__(self):
+        self.lines = []
+
+    def info(self, text):
+        self.lines.append(text)
+
+
+def chosen(precision, encoder, images):
+    """The precision of features, and the log lines on it."""
+    config, log = EmbedConfig(precision=precision, workers=0), Lines()
+    return command.with_precision(config, encoder, images, CPU, log).precision, log.lines
+
+
 def nearest(vectors):
     """The place of each vector's nearest one, by plain loops."""
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -54,31 +73,31 @@ def test_bfloat16_is_computed_where_it_is_asked_for_and_its_neighbors_are_counte
     assert 1e-4 < difference < 0.05  # eight bits of a number, over some layers
     share = np.mean([a == b for a, b in zip(nearest(exact), nearest(lower), strict=True)])
     assert by.neighbors_kept(torch.from_numpy(exact), torch.from_numpy(lower)) == share
-    precision, [line] = by.choose_precision("bf16", encoder, images, CPU, 0)
+    precision, [line] = chosen("bf16", encoder, images)
     assert precision == "bf16"
     assert f"{100 * share:.1f} % of 60 images keep their nearest neighbor of fp32" in line
     assert all(weight.dtype == torch.float32 for weight in encoder.parameters())
 
 
 def test_the_neighbors_of_one_image_are_no_reason_to_fail(encoder, images):
-    precision, [line] = by.choose_precision("bf16", encoder, images.spread(1), CPU, 0)
+    precision, [line] = chosen("bf16", encoder, images.spread(1))
     assert precision == "bf16"
     assert "100.0 % of 1 images keep" in line
 
 
 def test_auto_is_exact_unless_many_images_keep_their_neighbors(encoder, images, monkeypatch):
     """On a processor with bfloat16, which this one need not be."""
-    assert by.choose_precision("fp32", encoder, images, CPU, 0) == ("fp32", [])
+    assert chosen("fp32", encoder, images) == ("fp32", [])
     for native in (torch.float32, torch.bfloat16):
-        monkeypatch.setattr(by, "native_precision", lambda _, native=native: native)
-        assert by.choose_precision("auto", encoder, images, CPU, 0) == ("fp32", []), "few images"
-    monkeypatch.setattr(by, "MANY", NUMBER)
-    monkeypatch.setattr(by, "KEPT", 0.5)
-    precision, [line] = by.choose_precision("auto", encoder, images, CPU, 0)
+        monkeypatch.setattr(command, "native_precision", lambda _, native=native: native)
+        assert chosen("auto", encoder, images) == ("fp32", []), "few images"
+    monkeypatch.setattr(command, "MANY", NUMBER)
+    monkeypatch.setattr(command, "KEPT", 0.5)
+    precision, [line] = chosen("auto", encoder, images)
     assert precision == "bf16"
     assert line.endswith(" of 60 images keep their nearest neighbor of fp32")
-    monkeypatch.setattr(by, "KEPT", 1.1)
-    precision, [line] = by.choose_precision("auto", encoder, images, CPU, 0)
+    monkeypatch.setattr(command, "KEPT", 1.1)
+    precision, [line] = chosen("auto", encoder, images)
     assert precision == "fp32"
     assert line.endswith("; fp32 is used")
 

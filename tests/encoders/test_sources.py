@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import timm
-import torch
 import transformers
 from safetensors.torch import save_file
-from sources import cache_of_hub, offline, refusal, varied
+from sources import cache_of_hub, offline, refusal, saved_by_transformers
 
 import nearkin
 from nearkin.commands.lists import list_names
@@ -150,14 +149,7 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "pa
 
 @pytest.fixture
 def folder(tmp_path):
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    model = varied(transformers.Dinov2Model(transformers.Dinov2Config(**TINY)))
-    model.save_pretrained(tmp_path / "model")
-    size = {"height": 28, "width": 28}
-    transformers.BitImageProcessorPil(size=size, crop_size=size).save_pretrained(
-        tmp_path / "model"
-    )
+    saved_by_transformers(tmp_path / "model", "Dinov2", TINY, 28)
     return tmp_path / "model"
 
 

@@ -202,7 +202,7 @@ def test_a_folder_in_the_data_is_refused(tmp_path):
 def test_a_folder_of_the_run_itself_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = RunFolder(tmp_path / "run")
-    for folder in (tmp_path / "run", run.plots, run.classes, Path("run/checkpoints")):
+    for folder in (tmp_path / "run", run.plots, Path("run/checkpoints")):
         with pytest.raises(UsageError, match=r"is of the run itself; give a folder of its own"):
             check_copies(run, str(folder), "digits", resume=False)
     check_copies(run, str(tmp_path / "run" / "mine"), "digits", resume=False)

@@ -12,9 +12,15 @@ from nearkin.classifier.assignments import COLUMNS
 from nearkin.discovery.clusters import CLUSTER_COLUMNS, LABEL_COLUMNS
 from nearkin.discovery.rounds import accepted_classes
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.run.edits import class_names, classes, label_images, name_classes, split_off
+from nearkin.run.edits import (
+    class_names,
+    classes,
+    image_labels,
+    label_images,
+    name_classes,
+    split_off,
+)
 from nearkin.run.folder import RunFolder, clear
-from nearkin.run.named import image_labels
 from nearkin.tables import read_csv, write_csv
 
 FLAGS = dict.fromkeys(["a", "b", "d", "=f", "g\udcff"], "core") | {"c": "border", "e": ""}

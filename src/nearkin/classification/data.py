@@ -1,6 +1,6 @@
 """What a classification is about: images, the classes of some of them, and what is held out."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,17 +92,17 @@ def open_labeled_data(
     data: Any,
     config: ClassifyConfig,
     on_progress: ProgressCallback = ignore_progress,
-    on_open: Callable[[Images], None] = lambda _: None,
+    folder: RunFolder | None = None,
     resumed: RunFolder | None = None,
 ) -> LabeledData:
     """Open the data, find the class of each image that has one, and hold images out.
 
-    `on_open` gets the images before any are refused, and `resumed` is the run that goes on.
+    `folder` is that of a new run, see `open_usable`; `resumed` is the run that goes on.
 
     Raises:
         DataError: If there are not two classes with a training image.
     """
-    images = open_usable(data, config, on_progress, on_open)
+    images = open_usable(data, config, on_progress, folder)
     if config.labeled:
         images = label_images(images, config.labeled)
     if not images.classes:

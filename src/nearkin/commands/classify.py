@@ -1,7 +1,6 @@
 """`nearkin classify`: classes from labels of some images or of all, on top of any encoder."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from nearkin.distributed import free_memory, is_main_process
 from nearkin.encoders.encoder import Encoder, check_named, load, write_encoder
 from nearkin.errors import UsageError
 from nearkin.run.auto import check_batch
-from nearkin.run.data import held_share, list_bad, note_labels, note_undecodable
+from nearkin.run.data import held_share, note_labels, note_undecodable
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
 from nearkin.run.reporter import Reporter, reporter_of
@@ -87,10 +86,9 @@ def classify(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         config, log = run.config, run.log
-        on_open, resumed = partial(list_bad, folder), folder if resume else None
         for line in start.lines():
             log.info(line)
-        dataset = open_labeled_data(data, config, log.progress, on_open, resumed)
+        dataset = open_labeled_data(data, config, log.progress, folder, folder if resume else None)
         for line in dataset.lines():
             log.info(line)
         if config.batch_size != "auto":

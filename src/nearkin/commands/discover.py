@@ -1,7 +1,6 @@
 """`nearkin discover`: novel class discovery."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from nearkin.encoders.encoder import Encoder, check_named, load
 from nearkin.errors import UsageError
 from nearkin.extensions import check_trusted
 from nearkin.methods import method_class
-from nearkin.run.data import held_share, list_bad, note_labels
+from nearkin.run.data import held_share, note_labels
 from nearkin.run.folder import RunFolder, clear, data_name, neighboring_runs, run_folder
 from nearkin.run.opening import (
     OpenRun,
@@ -84,8 +83,8 @@ def discover(
         folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
     ) as run:
         config, log = run.config, run.log
-        on_open, resumed = partial(list_bad, folder), folder if resume else None
-        dataset = open_discovery_data(data, config, log.progress, on_open, resumed)
+        resumed = folder if resume else None
+        dataset = open_discovery_data(data, config, log.progress, folder, resumed)
         for line in dataset.lines():
             log.info(line)
         config = _fitted(run, dataset, encoder)

@@ -32,10 +32,10 @@ from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.opening import column_of, open_images
 from nearkin.data.split import Split
-from nearkin.distributed import choose_device
+from nearkin.distributed import choose_device, native_precision
 from nearkin.distributed.ranks import rank_info
 from nearkin.encoders.encoder import CUSTOM, Encoder, is_own, load, write_encoder
-from nearkin.encoders.inference import Inference, choose_precision, inference
+from nearkin.encoders.inference import Bfloat16, Inference, inference, neighbors_kept
 from nearkin.errors import UsageError
 from nearkin.evaluation.column import check_values, remove_column
 from nearkin.evaluation.embeddings import Embeddings, encode_images
@@ -62,6 +62,10 @@ OF_COLUMN: Final = ("seed", "val")  # Those that have one only where a column is
 ALONE: Final = "of run folders, and here are features alone; omit it"
 OTHER_FORMATS: Final = (".csv", ".tsv", ".json", ".txt", ".h5", ".pt", ".pkl", ".feather")
 """Endings of files that features are not written to, and no run folder has."""
+SAMPLE: Final = 512  # Images whose neighbors are compared in two precisions
+KEPT: Final = 0.999
+"""Share of them whose nearest neighbor must stay, for bfloat16 to be taken unasked."""
+MANY: Final = 10 * SAMPLE  # Images from which on the comparison takes less than is gained
 
 
 @command
@@ -236,12 +240,30 @@ def features_of(
 def with_precision(
     config: EmbedConfig, encoder: Encoder, images: Images, device: torch.device, log: Reporter
 ) -> EmbedConfig:
-    """Replace the precision `auto`, and log what a lower one changes."""
-    workers = processes(config.workers)
-    precision, lines = choose_precision(config.precision, encoder, images, device, workers)
-    for line in lines:
-        log.info(line)
-    return replace(config, precision=precision)
+    """Replace the precision `auto`, and log what a lower one changes; the encoder moves.
+
+    `auto` is bf16 on a CPU that computes it natively, for `MANY` images or more, if at least
+    `KEPT` of a sample of them keep their nearest neighbor; else fp32.
+    """
+    native, is_auto = native_precision(device) == torch.bfloat16, config.precision == "auto"
+    worth = device.type == "cpu" and native and len(images) >= MANY
+    if config.precision == "fp32" or (is_auto and not worth):
+        return replace(config, precision="fp32")
+    by, sample = inference(encoder, device), images.spread(SAMPLE)
+    exact, lower = (
+        encode_images(each, sample, workers=processes(config.workers), allow_none=True).tensor
+        for each in (by, replace(by, network=Bfloat16(by.network)))
+    )
+    share = neighbors_kept(exact, lower)
+    line = (
+        f"bf16    {100 * share:.1f} % of {len(exact)} images keep their nearest neighbor of fp32"
+    )
+    if is_auto and share < KEPT:
+        log.info(f"{line}; fp32 is used")
+        return replace(config, precision="fp32")
+    slow = "" if native else f"; it is slower, as this {device.type} has no such arithmetic"
+    log.info(line + slow)
+    return replace(config, precision="bf16")
 
 
 def prepared(

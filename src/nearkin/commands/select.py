@@ -36,9 +36,9 @@ from nearkin.metrics.selection import typical
 from nearkin.result import Result
 from nearkin.result import Row as Record
 from nearkin.run.data import held_out_by, runs_of, stored_split
+from nearkin.run.edits import Row, read_edited
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import Row, read_edited
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Count
 from nearkin.text import as_text

@@ -1,6 +1,6 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -106,16 +106,16 @@ def open_discovery_data(
     data: Any,
     config: DiscoverConfig,
     on_progress: ProgressCallback = ignore_progress,
-    on_open: Callable[[Images], None] = lambda _: None,
+    folder: RunFolder | None = None,
     resumed: RunFolder | None = None,
 ) -> DiscoveryData:
     """Open the data, find the known class of each image, and hold images out.
 
-    `on_open` gets the images before any are refused. `resumed` is the run that goes on, or whose
+    `folder` is that of a new run, see `open_usable`; `resumed` is the run that goes on, or whose
     images are opened again. What it has noted counts, of the labels that it accepts and of what it
     holds out: names may have been changed since, and the runs that it started from may be gone.
     """
-    opened = open_usable(data, config, on_progress, on_open)
+    opened = open_usable(data, config, on_progress, folder)
     images = trained_or_scored(label_images(opened, config.labeled, config.known))
     parts = learnable(hold_out(images, config, on_progress, resumed))
     given = Accepted()

@@ -14,8 +14,8 @@ from nearkin.errors import DataError, UsageError
 from nearkin.files import replace_text, usable
 from nearkin.labels.known import with_copies
 from nearkin.pace import count
+from nearkin.run.edits import cluster_rows, image_labels, named_classes, read_edited
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import cluster_rows, image_labels, named_classes, read_edited
 from nearkin.tables import write_csv
 
 ACCEPTED_COLUMNS: Final = ("path", "label")

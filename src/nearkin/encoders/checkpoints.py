@@ -174,10 +174,10 @@ def _load(path: Path, stood_in: set[str]) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _reason(said: str) -> str:
+def _reason(text: str) -> str:
     """Return why torch does not read a file, without its advice to load it all the same."""
-    own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", said, re.S)
-    whole = " ".join((own[1] if own else said).split())
+    own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", text, re.S)
+    whole = " ".join((own[1] if own else text).split())
     reason = whole.partition(". ")[0][:200]  # what follows guesses at causes
     only_place = not reason or reason.isdecimal()  # the byte at which unpickling gives up
     return "it is no checkpoint of PyTorch" if only_place else reason

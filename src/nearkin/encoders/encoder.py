@@ -108,10 +108,8 @@ class Encoder(nn.Module):
 
     def lines(self) -> list[str]:
         """Lines of the log: what it is, how images reach it, and whose weights these are."""
-        pooling = self.details.get("pooling")
+        pooling, why = self.details.get("pooling"), self.details.get("assumed")
         pooled = f" ({pooling})" if pooling else ""
-        why = self.details.get("assumed")
-        why = "the file does not say" if why is True else why  # as earlier versions wrote it
         assumed = f"; assumed, {why}" if why else ""
         return [
             f"encoder {self.details['backbone']}, {self.num_features} features{pooled}",

@@ -19,12 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from typing_extensions import override
 
-from nearkin.data.batches import CenterCrops
-from nearkin.data.images import Images
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import normalize
 from nearkin.distributed.allocation import keep_freed_memory
-from nearkin.distributed.devices import native_precision
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError
 from nearkin.networks.backbone import SMALL_IMAGE
@@ -33,10 +30,6 @@ from nearkin.objectives import unit
 from nearkin.schema import Auto
 
 Precision = Literal["fp32", "bf16"]
-SAMPLE: Final = 512  # Images whose neighbors are compared in two precisions
-KEPT: Final = 0.999
-"""Share of them whose nearest neighbor must stay, for bfloat16 to be taken unasked."""
-MANY: Final = 10 * SAMPLE  # Images from which on the comparison takes less than is gained
 WORTH: Final = 1024 * 224**2
 """Pixels from which on a network is compiled, which takes about as long as it then saves."""
 TOLERANCE: Final = 1e-4
@@ -84,16 +77,10 @@ def inference(
 ) -> Inference:
     """Prepare an encoder to compute features; it moves to the device.
 
-    On a CPU its batch norms are folded: features differ by rounding, 2e-6 of the largest.
-
-    Args:
-        encoder: Its preprocessing is that of the images.
-        device: Where to compute.
-        precision: Of the products; features are float32. `auto` is that, too, for which
-            `choose_precision` has not been asked.
-        batch_size: Images per pass; `auto`: see `images_at_once`.
-        count: How many images there will be. If they have `WORTH` pixels, a CPU computes their
-            features by OpenVINO, where it is installed and they equal torch's.
+    On a CPU its batch norms are folded: features differ by rounding, 2e-6 of the largest. Features
+    are float32; `precision` is that of the products, where `auto` is fp32. A pass takes
+    `batch_size` images, `auto` as `images_at_once` says. If `count` images have `WORTH` pixels, a
+    CPU computes their features by OpenVINO, where it is installed and they equal torch's.
     """
     size = images_at_once(encoder.image_size, device) if batch_size == "auto" else batch_size
     is_cpu = device.type == "cpu"
@@ -110,56 +97,6 @@ def inference(
     if precision == "bf16":
         network = Bfloat16(network)
     return Inference(network, encoder.preprocessing, device, size)
-
-
-def choose_precision(
-    asked: Precision | Auto,
-    encoder: Encoder,
-    images: Images,
-    device: torch.device,
-    workers: int,
-) -> tuple[Precision, list[str]]:
-    """Choose the precision in which the features of images are computed.
-
-    Args:
-        asked: `auto` is bf16 on a CPU that computes it natively, for `MANY` images or more, if
-            at least `KEPT` of a sample of them keep their nearest neighbor; else fp32.
-        encoder: It moves to the device.
-        images: What the sample is taken of.
-        device: Where to compute.
-        workers: Processes that decode images.
-
-    Returns:
-        The precision, and lines of the log on what a lower one changes.
-    """
-    native = native_precision(device) == torch.bfloat16
-    worth = device.type == "cpu" and native and len(images) >= MANY
-    if asked == "fp32" or (asked == "auto" and not worth):
-        return "fp32", []
-    exact, lower = _in_both(encoder, images.spread(SAMPLE), device, workers)
-    share = neighbors_kept(exact, lower)
-    line = (
-        f"bf16    {100 * share:.1f} % of {len(exact)} images keep their nearest neighbor of fp32"
-    )
-    if asked == "auto" and share < KEPT:
-        return "fp32", [f"{line}; fp32 is used"]
-    slow = "" if native else f"; it is slower, as this {device.type} has no such arithmetic"
-    return "bf16", [line + slow]
-
-
-def _in_both(
-    encoder: Encoder, images: Images, device: torch.device, workers: int
-) -> list[Float[Tensor, "images features"]]:
-    """Return the features of all images that can be read: in float32, then in bfloat16."""
-    exact, features = inference(encoder, device), list[Tensor]()
-    for network in (exact.network, Bfloat16(exact.network)):
-        crops = CenterCrops(
-            images, encoder.preprocessing, batch_size=exact.batch_size, workers=workers
-        )
-        computed = encode_pixels(network, crops, device)
-        is_readable = [row not in crops.bad for row in range(len(images))]
-        features.append(computed[torch.tensor(is_readable)])
-    return features
 
 
 def neighbors_kept(
@@ -225,14 +162,9 @@ def fold_batch_norms(network: Module, images: Tensor) -> Module:
         norm(conv(x)) = g / s * (W x - m) + b = (g / s * W) x + (b - g m / s),  s = sqrt(v + eps)
 
     with running mean m and variance v. Which convolution a norm follows is found by running the
-    network once. The features differ by rounding alone, which is verified on these images.
-
-    Args:
-        network: Any network. It is left as it is.
-        images: At least one, as the network takes them.
-
-    Returns:
-        The network itself, if it has no such pair, or one does more with a convolution's output.
+    network, which is left as it is, on these images, at least one. The features differ by rounding
+    alone, which is verified on them. Without such a pair, or where more is done with the output of
+    a convolution, the network itself is returned.
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
         return network
@@ -299,12 +231,9 @@ class OpenVINONetwork(nn.Module):
 def by_openvino(network: nn.Module, images: Float[Tensor, "batch _ _ _"]) -> nn.Module | None:
     """Return a network as OpenVINO computes it in float32, with as many threads as torch has.
 
-    Args:
-        network: Any, on the CPU. It is left as it is.
-        images: At least three that differ, which both compute; later ones are of the same size.
-
-    Returns:
-        None if OpenVINO cannot compute the network, or its features are not those of torch.
+    The network, on the CPU, is left as it is. Both compute these images, at least three that
+    differ; later ones are of the same size. None if OpenVINO cannot compute the network, or its
+    features are not those of torch.
     """
     import openvino
 

@@ -44,7 +44,6 @@ from nearkin.text import abridged
 FLATTENED: Final = ("AlexNet", "SqueezeNet", "VGG")
 """Networks of torchvision without a pooling to one position, or with it in their classifier."""
 
-
 DEVIATIONS: Final = {
     "global_pool": (
         re.compile(r"vit_\w+_dinov3(_qkvb)?"),
@@ -291,19 +290,19 @@ def timm_body(
         return body
 
     try:
-        # timm is strict if the classifier is that of the weights, and not strict if it is not.
-        # Not all of its architectures take an option for that.
-        return build(num_classes, num_classes), ""
+        try:
+            # timm is strict if the classifier is that of the weights, and not strict if it is not.
+            # Not all of its architectures take an option for that.
+            return build(num_classes, num_classes), ""
+        except Exception as error:
+            if not (differing := _differing(error)):
+                raise
+        # Those of a classifier of another width are left over.
+        return build(0, -1), differing
     except NearkinError:
         raise
     except Exception as error:  # of many kinds, by timm's version
-        strictly, differing = error, _differing(error)
-        if not differing:
-            raise _refused(error, name, "state_dict" in overlay, remedy) from error
-    try:  # those of a classifier of another width are left over
-        return build(0, -1), differing
-    except Exception as error:
-        raise _refused(error, name, "state_dict" in overlay, remedy) from strictly
+        raise _refused(error, name, "state_dict" in overlay, remedy) from error
 
 
 def _differing(error: Exception) -> str:

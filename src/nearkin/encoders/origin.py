@@ -211,8 +211,6 @@ def fetching(name: str, url: str) -> Iterator[None]:
     try:
         with to_stderr():
             yield
-    except NearkinError:
-        raise
     except Exception as error:  # of many kinds, by the library and its version
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise _missing(name, url, reason) from error
@@ -285,11 +283,11 @@ def origin_lines(origin: Mapping[str, str]) -> list[str]:
     """Lines of the log on where weights come from and what their license is."""
     if not origin:
         return []
-    checksum = f", SHA-256 {origin['sha256'][:16]}" if origin["sha256"] else ""
-    lines, license_ = [f"origin  {origin['source']}{checksum}"], origin["license"]
+    license_ = origin["license"]
+    stated = f"license {license_}"
     if RESTRICTED.search(license_):
-        return [*lines, f"warning: license {license_}: {RESTRICTION}"]
-    return [*lines, f"license {license_}"]
+        stated = f"warning: {stated}: {RESTRICTION}"
+    return [f"origin  {origin['source']}, SHA-256 {origin['sha256'][:16]}", stated]
 
 
 def folder_license(folder: Path) -> str:

@@ -218,10 +218,10 @@ def _check_name(name: str, bare: str) -> None:
 def reason(error: Exception) -> str:
     """Return what an error says in a line: of weights that do not fit, the first that does not."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next((line for line in lines if not line.endswith(":")), type(error).__name__)
+    first = next((line for line in lines if not line.endswith(":")), type(error).__name__)
     small = "; below 64 px it is trained with a small stem"
-    stem = said.startswith("size mismatch for conv1.weight")
-    return said[:250].rstrip(".") + (small if stem else "")
+    stem = first.startswith("size mismatch for conv1.weight")
+    return first[:250].rstrip(".") + (small if stem else "")
 
 
 def _parsed(name: str) -> tuple[str, str, dict[str, Any]]:

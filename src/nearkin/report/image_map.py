@@ -39,8 +39,8 @@ from nearkin.metrics.neighbors import nearest
 from nearkin.objectives.fused import blocks
 from nearkin.report.page.map import Coloring, ImageMap, Role
 from nearkin.run.data import noted_column
+from nearkin.run.edits import cluster_rows, display_name, read_edited, written_labels
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import cluster_rows, display_name, read_edited, written_labels
 from nearkin.text import as_text
 
 Noted = TypeVar("Noted")

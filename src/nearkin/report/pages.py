@@ -30,7 +30,6 @@ from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap, write_files
 from nearkin.run import edits
 from nearkin.run.folder import KINDS, RunFolder
-from nearkin.run.named import display_name
 
 FILES: Final = "files"  # Where a server has the files of a page
 
@@ -138,7 +137,7 @@ def _edited(page: Page, rows: Sequence[Mapping[str, Any]]) -> Page:
 
     Novel classes that were split off have cards, too; those without an image left have none.
     """
-    names = {row["cluster"]: display_name(row) for row in rows}
+    names = {row["cluster"]: edits.display_name(row) for row in rows}
     sizes = {row["cluster"]: row["size"] for row in rows}
     novel = {
         row["cluster"]: ClassView(row["cluster"], 0) for row in rows if row["kind"] == "novel"

@@ -30,10 +30,9 @@ from nearkin.report.image_map import ONE_FILE, data_uri, encoded, sheets_in_orde
 from nearkin.report.page import html
 from nearkin.report.page.map import details, script
 from nearkin.report.pages import served_page
+from nearkin.run import edits
 from nearkin.run.copies import copy_to, file_names
-from nearkin.run.edits import class_names, classes, label_images, labels, name_classes, split_off
 from nearkin.run.folder import RunFolder
-from nearkin.run.named import written_labels
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
@@ -191,12 +190,12 @@ class RunSite:
 
     def classes(self) -> Json:
         """Return the classes as they are in the run folder now."""
-        return classes(self._folder, self._images.names)
+        return edits.classes(self._folder, self._images.names)
 
     def name(self, clusters: list[str], name: str) -> Json:
         """Name clusters; those of one name are one class. Then `classes`."""
         with self._lock:
-            name_classes(self._folder, clusters, name)
+            edits.name_classes(self._folder, clusters, name)
             self._is_edited = True
             return self.classes()
 
@@ -204,14 +203,14 @@ class RunSite:
         """Label images in to_label.csv; '' removes their labels. Then all labels."""
         paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
         with self._lock:
-            label_images(self._folder, paths, name)
-            return {"labels": labels(self._folder, self._images.names)}
+            edits.label_images(self._folder, paths, name)
+            return {"labels": edits.labels(self._folder, self._images.names)}
 
     def split(self, numbers: list[int], name: str) -> Json:
         """Make images a class of their own. Then `classes`."""
         paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
         with self._lock:
-            split_off(self._folder, paths, name)
+            edits.split_off(self._folder, paths, name)
             self._is_edited = True
             return self.classes()
 
@@ -242,7 +241,7 @@ class RunSite:
 
     def _labels(self) -> list[str]:
         """The class of each image: as it was labeled here, predicted, or labeled before; or ''."""
-        predicted = class_names(self._folder) | written_labels(self._folder)
+        predicted = edits.class_names(self._folder) | edits.written_labels(self._folder)
         own = zip(self._images.names, given_classes(self._images), strict=True)
         return [predicted.get(name, label) for name, label in own]
 

@@ -200,12 +200,12 @@ def check_view_memory(config: TrainConfig, images: Images, processes: int) -> No
     """Refuse more views of a resolved configuration than the memory has room for, as pixels."""
     side, rows, free = max(view_sides(config)), int(config.batch_size) // processes, free_memory()
     large = 4 * rows * images.num_channels * side**2  # bytes of one view in float32
-    most = int(2 + (free / large - 2) / REDUCED**2)
-    if free and config.num_views > max(2, most):
+    most = max(2, int(2 + (free / large - 2) / REDUCED**2))
+    if free and config.num_views > most:
         raise ResourceError(
             f"--num-views {config.num_views} of {rows} images of {side} px are more than the "
-            f"{free / 1e6:,.0f} MB of memory that are free; give at most {max(2, most)}, or a "
-            "smaller --batch-size"
+            f"{free / 1e6:,.0f} MB of memory that are free; give at most {most}, or a smaller "
+            "--batch-size"
         )
 
 

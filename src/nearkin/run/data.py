@@ -3,9 +3,8 @@
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -54,9 +53,9 @@ def open_usable(
     data: Any,
     config: Config,
     on_progress: ProgressCallback = ignore_progress,
-    on_open: Callable[[Images], object] = lambda _: None,
+    folder: RunFolder | None = None,
 ) -> Images:
-    """Open the images; `on_open` gets them before any are refused.
+    """Open the images; a new run lists in its `folder` those that cannot be read.
 
     Their labels are those of the data; none, where a classification has others.
 
@@ -67,7 +66,8 @@ def open_usable(
     if isinstance(config, ClassifyConfig) and config.labeled:
         labels = "none"
     images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
-    on_open(images)
+    if folder and not folder.data.exists():  # else its list may not be replaced yet, or it is done
+        write_bad_files(folder.bad_files, images, {})
     _check_bad(images, {}, config.max_bad)
     return images
 
@@ -111,11 +111,11 @@ def open_split(
     data: Any,
     config: TrainConfig | EmbedConfig,
     on_progress: ProgressCallback = ignore_progress,
-    on_open: Callable[[Images], object] = lambda _: None,
+    folder: RunFolder | None = None,
     resumed: RunFolder | None = None,
 ) -> Split:
     """Open the data and hold images out; see `open_usable` and `hold_out`."""
-    images = trained_or_scored(open_usable(data, config, on_progress, on_open))
+    images = trained_or_scored(open_usable(data, config, on_progress, folder))
     return hold_out(images, config, on_progress, resumed)
 
 
@@ -123,8 +123,7 @@ def open_logged(
     folder: RunFolder, data: Any, config: TrainConfig | EmbedConfig, log: Reporter, *, resume: bool
 ) -> Split:
     """Open the data of a run and hold images out, as it has noted if it goes on; log them."""
-    on_open = partial(list_bad, folder)
-    split = open_split(data, config, log.progress, on_open, folder if resume else None)
+    split = open_split(data, config, log.progress, folder, folder if resume else None)
     if resume:
         split = replace(split, images=noted_channels(folder, split.images))
     warnings = duplicate_warnings(split.num_exact, "exact", split.images)
@@ -357,7 +356,7 @@ def hold_out(
     runs = _origins(config) if named or config.val or not isinstance(config, TrainConfig) else []
     earlier = [*map(stored_split, (run for run in runs if not (named and run.is_frozen)))]
     gone = next((str(run.path) for run in runs if not run.data.exists()), "")
-    noted = own.parts(images) if own else np.full(len(images), NEW)
+    noted = stored_parts([own], images)
     if resumed and own and (noted != NEW).all():
         gone = _noted(resumed).gone
     if gone:
@@ -427,16 +426,16 @@ def _is_of(run: RunFolder, its_data: str, data: Any) -> bool:
     """Whether data are those of a run: by their name or, of Python objects, by the images."""
     if its_data != data_name(data) or isinstance(data, str | Path):
         return its_data == data_name(data)
-    stored, images = stored_split(run), trained_or_scored(open_images(data, labels="none"))
-    return stored is not None and bool((stored.parts(images) != NEW).all())
+    images = trained_or_scored(open_images(data, labels="none"))
+    return bool((stored_parts([stored_split(run)], images) != NEW).all())
 
 
 def shares_images(run: RunFolder, data: Any) -> bool:
     """Whether data that are called like those of a run are the same; objects have one name."""
     if isinstance(data, str | Path):
         return True
-    stored, images = stored_split(run), open_images(data, labels="none")
-    return stored is not None and bool((stored.parts(images) != NEW).any())
+    images = open_images(data, labels="none")
+    return bool((stored_parts([stored_split(run)], images) != NEW).any())
 
 
 def _share(config: Config) -> float:
@@ -509,12 +508,6 @@ def _named(config: Config) -> Iterator[RunFolder]:
             found = path  # which is gone
         if found and encoder != "auto":
             yield RunFolder(found)
-
-
-def list_bad(folder: RunFolder, images: Images) -> None:
-    """List the unreadable images of a new run, which may be too many of them."""
-    if not folder.data.exists():  # else its list may not be replaced yet, or it is done
-        write_bad_files(folder.bad_files, images, {})
 
 
 def write_bad_files(path: Path, images: Images, undecodable: Mapping[str, str]) -> None:

@@ -42,11 +42,6 @@ KINDS: Final[Mapping[str, type[Config]]] = {
     "frozen encoder": EmbedConfig,
 }
 """Kinds of runs and their settings, whose verbs name them in files."""
-PLOTS = (
-    "augmentations.png", "class_count.png", "clusters.png", "confusion.png", "curves.png",
-    "map.png",
-)  # fmt: skip
-"""All but the first are of earlier versions."""
 
 
 class RunFolder:
@@ -81,7 +76,8 @@ class RunFolder:
         self.evaluation = path / "evaluation.json"  # Those of `nearkin evaluate --protocol`
         self.column = path / "column.csv"  # What the column of `--ignore` says of each image
         self.embeddings = path / "embeddings.parquet"  # Features of every image of the data
-        self.plots = path / "plots"  # The folder of sheets of images
+        self.plots = path / "plots"  # A folder
+        self.augmentations = self.plots / "augmentations.png"  # A sheet of augmented views
         self.map = path / "map.npz"  # Coordinates of the images on the page's map
         self.report = path / "report.html"  # The page about the run
         self.report_files = path / "report_files"  # The folder of most of it, of very many images
@@ -96,12 +92,10 @@ class RunFolder:
         self.kept_features = stages / "kept-features"  # Those that cannot be outside of the run
         self.number = stages / "number.json"  # The estimate of the number of classes
         self.classifier = path / "classifier.safetensors"  # Assigns classes to features
-        self.classes = path / "classes"  # The folder of sheets of earlier versions, one per class
         self.copying = path / "copying.txt"  # Where images are copied to, until all have been
         self.assignments = path / "assignments.csv"  # The class of every image not learned from
         self.clusters = path / "clusters.csv"  # The novel classes, with room for their names
         self.to_label = path / "to_label.csv"  # Images whose labels would teach most, with room
-        self.questions = path / "questions.csv"  # Of earlier versions, which asked about classes
         # These three as the discovery wrote them, before the user's edits
         self.original_assignments = path / "original-assignments.csv"
         self.original_clusters = path / "original-clusters.csv"
@@ -185,7 +179,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from writing to the folder, which exists; OutputError if one does."""
-        with writing(self.path, "choose another -o"):
+        with writing(self.path):
             try:
                 lock = FileLock(self.lock, timeout=0).acquire()
             except Timeout as error:
@@ -322,7 +316,6 @@ def _written(run: RunFolder) -> set[Path]:
     made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
     made |= {*run.tensorboard.glob("events.out.tfevents.*")}
     made |= {*run.report_files.glob("[0-9]*.js"), *run.report_files.glob("[0-9]*.webp")}
-    made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
     made |= {*(run.path / STAGES).rglob("*")}
     return {file for file in made if file.is_file()}
 

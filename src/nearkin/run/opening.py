@@ -91,7 +91,7 @@ def open_run(
         raise UsageError("--resume and --overwrite contradict each other; give one")
     if overwrite:
         _check_spared(folder, config, data)
-    with writing(folder.path, "choose another -o"):
+    with writing(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
         if not folder.marker.exists():  # which would be left there, and hide a folder of images
             _check_free(folder, resume=resume, overwrite=overwrite)

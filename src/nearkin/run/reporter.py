@@ -77,7 +77,7 @@ class Logger:
     def __init__(self, reporter: Reporter, path: Path) -> None:
         self._reporter = reporter
         self._start = time.monotonic()
-        with writing(path, "choose another -o"):
+        with writing(path):
             self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
 
     def __enter__(self) -> "Logger":

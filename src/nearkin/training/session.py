@@ -127,9 +127,7 @@ def train_encoder(
         ]:
             log.info(line)
         folder.plots.mkdir(exist_ok=True)
-        sheet = augmentation_sheet(
-            batches, folder.plots / "augmentations.png", view_sides(config)[0]
-        )
+        sheet = augmentation_sheet(batches, folder.augmentations, view_sides(config)[0])
         log.info(f"augmented views  {sheet.resolve()}")
         lead = Lead(folder, log, monitor.evaluate, on_row)
         trained = fit(config, method, parts, lead)
