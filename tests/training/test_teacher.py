@@ -417,6 +417,10 @@ def test_a_teacher_that_is_larger_than_memory_is_refused_before_it_is_read(tmp_p
         sparse.truncate(2**42)
     named = f"timm:vit_tiny_patch16_224@{file}"
     assert weight_bytes(named) == 2**42
+    (tmp_path / "me@work").mkdir()
+    file.rename(file := tmp_path / "me@work/huge.pth")
+    named = f"timm:vit_tiny_patch16_224@{file}"
+    assert weight_bytes(named) == weight_bytes(str(file)) == 2**42
     config = TrainConfig(method="seed", teacher=named)
     with pytest.raises(ResourceError, match=r"4,398,047 MB of weights.*give a smaller one"):
         open_teacher(RunFolder(tmp_path / "run"), config, IMAGES)

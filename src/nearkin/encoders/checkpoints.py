@@ -288,7 +288,8 @@ def _match(
 def _part(key: str, prefix: str) -> str:
     """Return the part of a checkpoint that a tensor belongs to: where it leaves the prefix."""
     words, own = key.split("."), prefix.split(".")
-    common = next((place for place, word in enumerate(own) if word != words[place]), len(own))
+    pairs = enumerate(zip(words, own, strict=False))  # a tensor may have the prefix for a name
+    common = next((place for place, (word, other) in pairs if word != other), len(own))
     return ".".join(words[: common + 1])
 
 

@@ -38,6 +38,7 @@ from nearkin.networks.tokens import TokenFeatures, prefix_tokens
 from nearkin.places import user_path
 from nearkin.run.data import OBJECT, note_origin, origin_of
 from nearkin.run.folder import RunFolder
+from nearkin.run.opening import split_source
 from nearkin.schema import Auto, check_value
 from nearkin.version import __version__, check_format
 
@@ -461,7 +462,7 @@ def weight_bytes(source: str) -> int:
 
     `source` is what `load` takes. Nothing of it is read.
     """
-    path = Path(source.rpartition("@")[2])
+    path = Path(split_source(source)[1])
     if path.is_dir() and not is_own(path):
         patterns = weights_among([file.name for file in path.iterdir()])
         return sum(file.stat().st_size for each in patterns for file in path.glob(each))

@@ -191,9 +191,11 @@ def _public(config: Config) -> Config:
 
 
 def without_paths(text: str) -> str:
-    """Return a setting with the names of files in place of their absolute paths.
+    r"""Return a setting with the names of files in place of their absolute paths.
 
     >>> [without_paths(f"{name}/home/me/nets.py:Net") for name in ("", "resnet50@", "s3:/")]
     ['nets.py:Net', 'resnet50@nets.py:Net', 's3://home/me/nets.py:Net']
+    >>> without_paths(r"resnet50@C:\Users\me\weights.pth")
+    'resnet50@weights.pth'
     """
-    return re.sub(r"(^|[:@=])/(?!/)([^/]*/)*", r"\1", text)
+    return re.sub(r"(^|[:@=])(/(?!/)([^/]*/)*|[A-Za-z]:\\([^\\]*\\)*)", r"\1", text)

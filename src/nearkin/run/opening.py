@@ -198,7 +198,7 @@ def split_source(source: str) -> tuple[str, str]:
     if Path(source).exists():
         return "", source
     for mark in ("@", "local-dir:"):
-        head, separator, file = source.rpartition(mark)
+        head, separator, file = source.partition(mark)
         if separator:
             return head + separator, file
     return "", source
