@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.archives import forbidden, is_shard, list_shards
-from nearkin.data.columns import COLUMN_TABLES, has_image_column
+from nearkin.data.columns import may_have_images
 from nearkin.data.images import BadFile, Folder, in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.listing import (
@@ -69,7 +69,7 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
         return loose
     try:
         # Archives and tables with images; all if there are none, so that an error says why.
-        shards = {n: x for n, x in shards.items() if _may_have_images(n, x)} or shards
+        shards = {n: x for n, x in shards.items() if may_have_images(x)} or shards
         packed = list_shards(where, shards)
     except DataError as error:
         if not loose.names:
@@ -86,10 +86,6 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
     notes = [*packed.notes, *note_on("guessed", loose.names, text)]
     others = [*packed.others, *(name for name in loose.others if name not in shards)]
     return replace(packed, bad=packed.bad + loose.bad, others=others, notes=notes)
-
-
-def _may_have_images(name: str, file: File) -> bool:
-    return not name.lower().endswith(COLUMN_TABLES) or has_image_column(file)
 
 
 def list_store(url: str) -> Listing:
