@@ -146,11 +146,8 @@ def suffix(name: str) -> str:
 
 def is_hidden(name: str) -> bool:
     """Whether a file or one of its folders is hidden, or of a system."""
-    parts = name.split("/")
-    return any(part[:1] == "." or part.casefold() in HIDDEN for part in parts if part not in _HERE)
-
-
-_HERE: Final = ("", ".", "..")
+    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
+    return any(part.startswith(".") or part.casefold() in HIDDEN for part in parts)
 
 
 def is_image(name: str) -> bool:
