@@ -4,6 +4,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from posixpath import join, normpath, relpath, split
 from typing import Any, Final
@@ -106,12 +107,9 @@ def spelled(written: str) -> Iterator[str]:
 
 def existing(written: str, folders: Iterable[str]) -> str | None:
     """The absolute path of the file at a path relative to one of these folders."""
-    for path in spelled(written):
-        for folder in filter(None, folders):
-            full = "/" + normpath(join(folder, path)).lstrip("/")
-            if os.path.lexists(full):
-                return full
-    return None
+    places = product(spelled(written), filter(None, folders))
+    paths = ("/" + normpath(join(folder, path)).lstrip("/") for path, folder in places)
+    return next(filter(os.path.lexists, paths), None)
 
 
 class Resolver:
