@@ -135,8 +135,9 @@ def test_every_kind_of_bad_file_has_its_reason(tmp_path):
     assert found == {name: (reason, len(content)) for name, (content, reason) in BAD.items()}
     quick = open_images(tmp_path, cache=False)  # without damage behind the header
     assert {"cut.jpeg", "rot.png"} <= {*quick.names}
-    of_headers = {bad.name: bad.reason for bad in quick.bad}
-    assert of_headers.items() >= {name: reason for name, (_, reason) in headless().items()}.items()
+    assert (
+        quick.reasons.items() >= {name: reason for name, (_, reason) in headless().items()}.items()
+    )
     for name in BAD:
         with pytest.raises(BadImage) as raised:
             decode(BAD[name][0])
@@ -334,8 +335,7 @@ def test_what_may_not_be_read_is_listed_and_left_out():
             images = open_images(folder, cache=False)
         (folder / "locked").chmod(stat.S_IRWXU)
     assert images.names == ("0.png", "2.png")
-    found = {bad.name: bad.reason for bad in images.bad}
-    assert found == {"1.png": "unreadable", "locked": "unreadable folder"}
+    assert images.reasons == {"1.png": "unreadable", "locked": "unreadable folder"}
 
 
 def generated():

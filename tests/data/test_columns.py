@@ -83,8 +83,10 @@ def test_a_row_without_an_image_is_bad(tmp_path):
     parquet.write_table(table(images=[*IMAGES[:2], None, b"no image"]), tmp_path / "t.parquet")
     images = open_images(tmp_path / "t.parquet")
     assert len(images) == 2
-    reasons = {bad.name: bad.reason for bad in images.bad}
-    assert reasons == {"00000002": "no bytes in the table", "00000003": "text, not an image"}
+    assert images.reasons == {
+        "00000002": "no bytes in the table",
+        "00000003": "text, not an image",
+    }
 
 
 def test_groups_and_splits_of_a_table(tmp_path):

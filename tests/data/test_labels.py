@@ -7,13 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from builders import encoded, fill, tar, write_files
-from loaders import labels_of
 from nearkin_command import run
 from pyarrow import parquet
 
 from nearkin.commands.evaluate import _split as rows_of
 from nearkin.config import TrainConfig
-from nearkin.data.labels import Row, split_of, text_of
+from nearkin.data.labels import Row, class_names, split_of, text_of
 from nearkin.data.opening import column_of, open_images
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
@@ -148,7 +147,7 @@ def test_a_stray_picture_changes_neither_classes_nor_parts(tmp_path):
     names = [f"{c}/{i}.png" for c in ("cat", "dog") for i in range(6)]
     images = open_images(fill(tmp_path / "d", *names, "preview.png"), cache=False)
     assert images.classes == ("cat", "dog")
-    assert labels_of(images)[-1] == ""
+    assert class_names(images)[-1] == ""
     (note,) = images.notes
     assert (note.decision, note.count) == ("guessed", 1)
     names = [f"{part}/{c}/{i}.png" for part in ("train", "test") for c in "ab" for i in range(3)]
@@ -268,7 +267,7 @@ def readers(root, cells):
 def test_a_label_means_the_same_in_every_form_of_data(tmp_path, kind):
     cells, expected = CELLS[kind]
     for form, images in readers(tmp_path, cells):
-        assert labels_of(images) == expected, form
+        assert class_names(images) == expected, form
         assert all(note.count for note in images.notes), form
         if "-1" in kind or kind == "names":
             assert images.notes, form
@@ -279,7 +278,7 @@ def test_several_labels_of_one_image_are_none_and_said_and_too_few_are_refused(t
     with pytest.raises(DataError, match="3 images but 2 labels"):
         open_images((x, ["cat", "dog"]), cache=False)
     mixed = Series(np.array(["cat", None, np.nan], object))
-    assert labels_of(open_images((x, mixed), cache=False)) == ["cat", "", ""]
+    assert class_names(open_images((x, mixed), cache=False)) == ["cat", "", ""]
     images = open_images((x, np.eye(3, dtype=int)), cache=False)
     assert images.classes == ()
     assert [(note.decision, note.count) for note in images.notes] == [("left out", 3)]
@@ -299,7 +298,7 @@ def test_medmnist_and_other_names_of_arrays(tmp_path):
     images = open_images(tmp_path / "medmnist.npz", cache=False)
     assert splits_of(images) == {"train": 4, "val": 4, "test": 4}
     assert images.classes == ("0", "1")
-    assert labels_of(images) == ["0", "1", "1", "0"] * 3
+    assert class_names(images) == ["0", "1", "1", "0"] * 3
     assert np.array_equal(images.read(0)[..., 0], x[2, 0])  # test/0 comes first
     (note,) = images.notes
     assert (note.decision, note.examples) == ("left out", ("features", "test_ids"))

@@ -177,8 +177,7 @@ def test_what_always_fails_is_bad_and_not_remembered_as_bad(monkeypatch):
             images = open_images(url)
             tries = remote.ATTEMPTS if reason == "unreachable" else 1
             assert [fetched(store).count(f"/photos/{path}.jpg") for path in bad] == [tries] * 2
-            found = {file.name: file.reason for file in images.bad}
-            assert found == {f"{path}.jpg": reason for path in bad}, fault
+            assert images.reasons == {f"{path}.jpg": reason for path in bad}, fault
             assert len(images) == 6
             store.fault = Faults("", 0)
             assert len(open_images(url)) == 8

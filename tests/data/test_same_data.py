@@ -24,19 +24,8 @@ from nearkin.tables import read_csv
 CONFIG = TrainConfig(
     backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0, report=False
 )
-TYPED = [
-    "--backbone",
-    "tiny",
-    "--image-size",
-    "16",
-    "--epochs",
-    "1",
-    "--batch-size",
-    "8",
-    "--workers",
-    "0",
-    "-q",
-]
+TYPED = ["--backbone", "tiny", "--image-size", "16", "--epochs", "1", "--batch-size", "8"]
+TYPED += ["--workers", "0", "-q"]
 ODD_NAME = os.fsdecode(b"\xff.bmp")
 
 
