@@ -93,15 +93,8 @@ def list_store(url: str) -> Listing:
 
     The suffixes of names decide which files are images: to open others would cost requests.
     """
-    root, others = url.rstrip("/"), list[str]()
-
-    def wanted(name: str) -> bool:
-        found = is_image(name) or (is_shard(name) and not is_hidden(name))
-        if not found:
-            others.append(name)
-        return found
-
-    files = files_below(root, wanted)
+    root = url.rstrip("/")
+    files, others = files_below(root, lambda n: (is_image(n) or is_shard(n)) and not is_hidden(n))
     images = {name: file for name, file in files.items() if is_image(name)}
     shards = {name: file for name, file in files.items() if name not in images}
     loose = replace(_of_store(root, images), others=[*sorted(others, key=in_bytes), *shards])
@@ -116,7 +109,7 @@ def list_remote_table(table: RemoteFile, written: Rows) -> Listing:
     if root.startswith("http"):  # which may have no list of its files
         files = remote_files({name: address(root, name) for name in rows})
     else:
-        files = files_below(root, rows.__contains__)
+        files, _ = files_below(root, rows.__contains__)
     if missing := [name for name in rows if name not in files]:
         raise absent(table, missing, len(rows), redacted(root))
     return replace(_of_store(root, files, rows), key=str(table))
