@@ -115,8 +115,7 @@ def scan(
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
         notes=(*renamed(listing), *listing.notes, *left_out(others), *masks(listing.names)),
     )
-    dtypes = headers["dtype"][rows].astype(np.str_)
-    return _of_one_pixel_type(images, headers["channels"][rows], dtypes)
+    return _of_one_pixel_type(images, headers[rows])
 
 
 def _of_own_source(
@@ -177,18 +176,16 @@ def _read(source: Source, row: int, limit: int | None = None) -> bytes:
     return encoded
 
 
-def _of_one_pixel_type(
-    images: Images, channels: Int64[np.ndarray, " images"], dtypes: Shaped[np.ndarray, " images"]
-) -> Images:
+def _of_one_pixel_type(images: Images, headers: np.ndarray) -> Images:
     """The images of the most frequent channels and type, with their `Channels`; others are bad.
 
-    `channels` are 0 of an image that is RGB or gray of 8 bits. Where most are that, or gray of
-    several types of which none is that of `MOST`, all that Pillow reads stay, as RGB of 8 bits.
+    Where most are RGB or gray of 8 bits, or gray of several types of which none is that of `MOST`,
+    all that Pillow reads stay, as RGB of 8 bits.
     """
-    if not channels.any():
+    if not headers["channels"].any():
         return images
-    stated = zip(channels.tolist(), dtypes.tolist(), strict=True)
-    pixel_types = [PixelType(num, dtype) if num else None for num, dtype in stated]
+    stated = headers[["channels", "dtype"]].tolist()
+    pixel_types = [PixelType(num, dtype.decode()) if num else None for num, dtype in stated]
     pairs = zip(images.formats.tolist(), pixel_types, strict=True)
     formats = [f"{name} of {each}" if each else name for name, each in pairs]
     images = replace(images, formats=np.array(formats))
