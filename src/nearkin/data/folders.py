@@ -137,26 +137,22 @@ def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listin
     boxed = [(file, row) for file, row in written if row.box]
     used = boxed or written
     root, places = places_of(path, (file for file, _ in used), folders or [folder_of(path)])
-    names = called([(places[file], row) for file, row in used])
-    name_of = {said: name for (said, _), (name, _) in zip(called(used), names, strict=True)}
-    rows, _ = by_name(path, called(used), name_of.get)
+    name_of = {called(file, row): called(places[file], row) for file, row in used}
+    rows, _ = by_name(path, used, name_of.get)
     without, again = len(written) - len(used), len(used) - len(rows)
     notes = note_on("left out", without, f"{count(without, 'row')} of {path} without a box")
     what = "boxes" if boxed else "files"
     notes += note_on("merged", again, f"{count(again, 'row')} of {path} with the {what} of others")
-    listing = _boxes_of_files(root, rows) if boxed else list_files(root, rows, rows)
+    listing = list_files(root, dict.fromkeys(places.values()), {} if boxed else rows)
+    if boxed:
+        composed = dict(zip(listing.written, listing.names, strict=True))
+        files = ((name.rpartition("#")[0], row) for name, row in rows.items())
+        named = {called(composed.get(file, file), row): row for file, row in files}
+        listing = replace(listing, rows=named)
     if str(root) != folder_of(path) and not boxed:
         text = f"{len(rows)} images by their paths below {root}, for some lie outside of the"
         notes.append(Note("renamed", f"{text} table's folder", len(rows), listing.names[:3]))
     return replace(listing, key=str(path.resolve()), notes=notes)
-
-
-def _boxes_of_files(root: Path, rows: Mapping[str, Row]) -> Listing:
-    files = list_files(root, dict.fromkeys(name.rpartition("#")[0] for name in rows))
-    composed = dict(zip(files.written, files.names, strict=True))
-    parts = ((name.rpartition("#"), row) for name, row in rows.items())
-    named = {composed.get(file, file) + mark + box: row for (file, mark, box), row in parts}
-    return replace(files, rows=named)
 
 
 def list_file(path: Path) -> Listing:

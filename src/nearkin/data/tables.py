@@ -186,9 +186,9 @@ def folder_of(table: File) -> str:
     return str(table.resolve().parent) if isinstance(table, Path) else ""
 
 
-def called(rows: Rows) -> Rows:
-    """The rows with what their images are called: a box of an image is one by itself."""
-    return [(region(path, row.box) if row.box else path, row) for path, row in rows]
+def called(path: str, row: Row) -> str:
+    """What the image of a row is called: a box of an image is one by itself."""
+    return region(path, row.box) if row.box else path
 
 
 def by_name(
@@ -199,7 +199,8 @@ def by_name(
     Two rows that say different things of one image are refused.
     """
     found, stray = dict[str, Row](), list[str]()
-    for written, row in rows:
+    for path, row in rows:
+        written = called(path, row)
         name = find(written)
         if name is None:
             stray.append(written)
@@ -232,7 +233,7 @@ def match(
         name = resolver.find(written)
         return name if name in resolver.names else None
 
-    found, stray = by_name(table, called(rows), find)
+    found, stray = by_name(table, rows, find)
     if not found:
         raise DataError(
             f"{table}: labels {named(stray)}, but the images are called "

@@ -223,8 +223,8 @@ def recognize(images: Images, labeled: str) -> Recognized:
 
 def _by_table(data: Resolver) -> Recognized:
     path = data.table
-    table = called(read_table(path, "label"))
-    labeled = {written for written, row in table if row.label or row.unusable}
+    table = read_table(path, "label")
+    labeled = {called(written, row) for written, row in table if row.label or row.unusable}
     telling = [
         (written, row)
         for written, row in table
