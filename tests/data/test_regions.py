@@ -36,9 +36,9 @@ def photos(tmp_path_factory):
     return folder
 
 
-def table(file, rows):
+def table(file, rows, header=HEADER):
     with file.open("w", newline="") as stream:
-        csv.writer(stream).writerows([HEADER, *rows])
+        csv.writer(stream).writerows([header, *rows])
     return file
 
 
@@ -293,12 +293,8 @@ def test_commands_name_the_image_and_the_box_and_labels_refer_to_both(
     assert run("select", out, "--num=2", "-o", tmp_path / "label.csv") == 0
     chosen = list(read_csv(tmp_path / "label.csv"))
     assert all("#" in row["path"] for row in chosen)
-    labels = tmp_path / "labels.csv"
-    with labels.open("w", newline="") as file:
-        names = open_images(str(boxed)).names
-        csv.writer(file).writerows(
-            [("path", "label"), *((n, "ab"[i % 2]) for i, n in enumerate(names))]
-        )
+    rows = zip(open_images(str(boxed)).names, "ab" * 4, strict=True)
+    labels = table(tmp_path / "labels.csv", rows, ("path", "label"))
     assert open_images(str(boxed), labels=str(labels)).labels.tolist() == [0, 1] * 4
     capsys.readouterr()
     assert run("duplicates", boxed) == 0
@@ -315,17 +311,13 @@ def test_images_of_other_channels_are_refused(tmp_path, refusal):
 
 
 def test_a_column_of_a_table_of_boxes_is_read_by_box(photos, tmp_path):
-    boxed = photos / "cameras.csv"
     rows = [(photos / "images" / "0.png", *box, "xy"[at]) for at, box in enumerate(BOXES[:2])]
-    with boxed.open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "x0", "y0", "x1", "y1", "camera"), *rows])
+    boxed = table(photos / "cameras.csv", rows, (*HEADER[:-1], "camera"))
     images = open_images(str(boxed))
     found = dict(zip(images.names, column_of("camera", images, str(boxed)), strict=True))
     assert found == {f"images/0.png#{','.join(map(str, box))}": c for box, c in zip(BOXES, "xy")}
-    labels = tmp_path / "labels.csv"  # by the names of regions
-    with labels.open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "camera"), *((n, "z") for n in images.names)])
-    assert column_of("camera", images, str(labels)).tolist() == ["z", "z"]
+    labels = table(tmp_path / "labels.csv", [(name, "z") for name in found], ("path", "camera"))
+    assert column_of("camera", images, str(labels)).tolist() == ["z", "z"]  # names of regions
     labels.write_text(labels.read_text().replace("camera", "label"))  # DATA has the column
     assert column_of("camera", images, str(labels), str(boxed)).tolist() == ["x", "y"]
     with pytest.raises(DataError, match=r"labels\.csv: no column 'hour' among: path, label"):
