@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -465,16 +466,6 @@ def test_a_subset_keeps_everything_of_its_rows(tmp_path):
         images.subset(np.array([3, 1]))
 
 
-class Named:
-    """A source of a user's own."""
-
-    def __init__(self, count):
-        self.names = [f"{number:04}.png" for number in range(count)]
-
-    def read(self, name):
-        return encoded(int(name[:4]))
-
-
 def test_a_pickled_subset_is_as_small_as_it_is(tmp_path):
     """Loaders send it to each of their processes, and it reads there what it reads here."""
     names = [f"{number:04}.png" for number in range(400)]
@@ -490,7 +481,8 @@ def test_a_pickled_subset_is_as_small_as_it_is(tmp_path):
         for row, original in enumerate((7, len(images) - 1)):
             expected = images.read(original)
             assert np.array_equal(pickle.loads(written).read(row), expected)
-    own = open_images(Named(40))
+    files = {name: encoded(row) for row, name in enumerate(names[:40])}
+    own = open_images(SimpleNamespace(names=[*files], read=files.get))
     assert pickle.loads(pickle.dumps(own.subset(np.array([3, 9])))).read(1) == encoded(9)
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from decimal import Decimal
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -221,16 +222,6 @@ CELLS = {
 }
 
 
-class Source:
-    """Four images with labels of any type."""
-
-    def __init__(self, labels):
-        self.names, self.labels = ["0.png", "1.png", "2.png", "3.png"], labels
-
-    def read(self, name):
-        return encoded(int(name[0]))
-
-
 class Series:
     """What pandas gives: an array behind an index."""
 
@@ -243,13 +234,14 @@ class Series:
 
 def readers(root, cells):
     """The same labels in every form of data, by the name of that form."""
-    names = Source(cells).names
-    fill(root, *names)
+    files = {f"{seed}.png": encoded(seed) for seed in range(4)}
+    names = [*files]
+    write_files(root, files)
     arrays = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
     parquet.write_table(pa.table({"path": names, "Label": cells}), root / "t.parquet")
     written = ["" if cell is None else str(cell) for cell in cells]
     (root / "t.csv").write_text("path,label\n" + "".join(map("{},{}\n".format, names, written)))
-    images = [{"bytes": encoded(seed), "path": ""} for seed in range(4)]
+    images = [{"bytes": content, "path": ""} for content in files.values()]
     parquet.write_table(pa.table({"image": images, "label": cells}), root / "i.parquet")
     yield "table", open_images(root / "t.parquet", cache=False)
     yield "CSV", open_images(root / "t.csv", cache=False)
@@ -260,7 +252,8 @@ def readers(root, cells):
     yield "a column each", open_images((arrays, np.array(cells, object)[:, None]), cache=False)
     yield "lists of both", open_images((list(arrays), tuple(cells)), cache=False)
     yield "column of pandas", open_images((arrays, Series(np.array(cells, object))), cache=False)
-    yield "source", open_images(Source(cells), cache=False)
+    source = SimpleNamespace(names=names, labels=cells, read=files.get)
+    yield "source", open_images(source, cache=False)
 
 
 @pytest.mark.parametrize("kind", CELLS)
