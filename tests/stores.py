@@ -113,11 +113,11 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(store):
-    """The (host, port) that a store answers at."""
+    """The address that a store answers at."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads, server.block_on_close, server.store = True, False, store
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
-        yield server.server_address
+        yield "http://{}:{}".format(*server.server_address)
         server.shutdown()
 
 
