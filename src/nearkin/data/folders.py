@@ -38,7 +38,7 @@ MARKER: Final = ".nearkin-run"
 """A file in every run folder, so that the plots of a run never count as images."""
 UNREADABLE: Final = "unreadable folder"
 LINKS: Final = "NEARKIN_LINKS"
-State = os.stat_result | BadFile
+State = os.stat_result | str  # Or why a file cannot be used
 
 
 def list_folder(root: Path) -> Listing:
@@ -162,11 +162,8 @@ def list_file(path: Path) -> Listing:
 
 def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:
     """These files below a folder, also those that no walk comes to, and what is said of them."""
-    reasons = ((name, not_read(name)) for name in names)
-    found, states, bad = _sorted_out(
-        (name, BadFile(name, reason) if reason else _state(f"{root}/{name}", name))
-        for name, reason in reasons
-    )
+    files = ((name, not_read(name) or _state(f"{root}/{name}")) for name in names)
+    found, states, bad = _sorted_out(files)
     return replace(listed(Folder(root, found), found, states, rows), bad=bad)
 
 
@@ -176,8 +173,8 @@ def _sorted_out(
     """The names of regular files, with size and time of the last write; and all others."""
     names, states, bad = list[str](), array("q"), list[BadFile]()
     for name, state in files:  # there may be millions
-        if isinstance(state, BadFile):
-            bad.append(state)
+        if isinstance(state, str):
+            bad.append(BadFile(name, state))
         elif not stat.S_ISREG(state.st_mode):
             bad.append(BadFile(name, "not a regular file"))
         else:
@@ -186,22 +183,22 @@ def _sorted_out(
     return names, np.array(states, np.int64).reshape(-1, 2), bad
 
 
-def _state(path: str, name: str) -> State:
+def _state(path: str) -> State:
     """The state of what a path leads to."""
     try:
         return os.stat(path)  # noqa: PTH116  (a million times)
     except PermissionError:
-        return BadFile(name, "unreadable")
+        return "unreadable"
     except (OSError, ValueError):  # a dangling link, or one that leads to itself
-        return BadFile(name, "broken link")
+        return "broken link"
 
 
-def _state_of_entry(entry: os.DirEntry[str], name: str) -> State:
+def _state_of_entry(entry: os.DirEntry[str]) -> State:
     """The same of an entry that is no link."""
     try:
         return entry.stat()
     except OSError:  # a mount of somebody else or without a connection, a file that is gone
-        return BadFile(name, UNREADABLE if entry.is_dir() else "unreadable")
+        return UNREADABLE if entry.is_dir() else "unreadable"
 
 
 class _Walk:
@@ -233,14 +230,14 @@ class _Walk:
                     continue
                 entered.add((here.st_dev, here.st_ino))
                 for name, is_link, state in self._in_folder(folder):
-                    if isinstance(state, BadFile) or not stat.S_ISDIR(state.st_mode):
+                    if isinstance(state, str) or not stat.S_ISDIR(state.st_mode):
                         yield name, state
                     else:
                         below.append((name, is_link))
             except OSError as error:
                 if error.errno in NO_HANDLES:  # which says nothing of the folder
                     raise
-                yield folder, BadFile(folder, UNREADABLE)
+                yield folder, UNREADABLE
             for name, is_link in sorted(below):
                 (linked if is_link else real).append(name)
 
@@ -256,15 +253,15 @@ class _Walk:
                 if is_hidden(entry.name):
                     self.passed.append(name)
                 elif not entry.is_symlink():
-                    yield name, False, _state_of_entry(entry, name)
+                    yield name, False, _state_of_entry(entry)
                 elif state := self._followed(name):
                     yield name, True, state
 
     def _followed(self, name: str) -> State | None:
         """The state of what a link leads to; None if it is not to be followed."""
         path = f"{self.root}/{name}"
-        state = _state(path, name)
-        if isinstance(state, BadFile):
+        state = _state(path)
+        if isinstance(state, str):
             return state
         target = os.path.realpath(path)
         below = f"{target.rstrip(os.sep)}{os.sep}"
