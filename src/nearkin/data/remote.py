@@ -243,9 +243,8 @@ class RemoteFile:
 
     def path(self, number: int) -> Path:
         """Where a block lies in the cache, if it does."""
-        scheme, rest = self.url.split("://", 1)
-        netloc, slash, path = rest.partition("/")
-        address = f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
+        parts = urlsplit(self.url)
+        address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         known = f"{address}\0{self.size}\0{self.tag}\0{BLOCK}\0{number}"
         return cache_folder("remote") / hashlib.sha256(in_bytes(known)).hexdigest()[:40]
 
