@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.archives import forbidden, is_shard, list_shards
+from nearkin.data.boxes import region
 from nearkin.data.columns import may_have_images
 from nearkin.data.images import BadFile, Folder, in_bytes
 from nearkin.data.labels import Row
@@ -29,7 +30,7 @@ from nearkin.data.listing import (
 from nearkin.data.members import Archives, Place
 from nearkin.data.notes import Note, note_on
 from nearkin.data.remote import File, RemoteFile, address, files_below, remote_files
-from nearkin.data.tables import Rows, absent, by_name, called, folder_of, places_of
+from nearkin.data.tables import Rows, absent, by_name, folder_of, places_of
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.pace import count
 from nearkin.places import NO_HANDLES
@@ -137,7 +138,7 @@ def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listin
     boxed = [(file, row) for file, row in written if row.box]
     used = boxed or written
     root, places = places_of(path, (file for file, _ in used), folders or [folder_of(path)])
-    name_of = {called(file, row): called(places[file], row) for file, row in used}
+    name_of = {region(file, row.box): region(places[file], row.box) for file, row in used}
     rows, _ = by_name(path, used, name_of.get)
     without, again = len(written) - len(used), len(used) - len(rows)
     notes = note_on("left out", without, f"{count(without, 'row')} of {path} without a box")
@@ -147,7 +148,7 @@ def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listin
     if boxed:
         composed = dict(zip(listing.written, listing.names, strict=True))
         files = ((name.rpartition("#")[0], row) for name, row in rows.items())
-        named = {called(composed.get(file, file), row): row for file, row in files}
+        named = {region(composed.get(file, file), row.box): row for file, row in files}
         listing = replace(listing, rows=named)
     if str(root) != folder_of(path) and not boxed:
         text = f"{len(rows)} images by their paths below {root}, for some lie outside of the"

@@ -186,11 +186,6 @@ def folder_of(table: File) -> str:
     return str(table.resolve().parent) if isinstance(table, Path) else ""
 
 
-def called(path: str, row: Row) -> str:
-    """What the image of a row is called: a box of an image is one by itself."""
-    return region(path, row.box) if row.box else path
-
-
 def by_name(
     table: File, rows: Rows, find: Callable[[str], str | None]
 ) -> tuple[dict[str, Row], list[str]]:
@@ -200,7 +195,7 @@ def by_name(
     """
     found, stray = dict[str, Row](), list[str]()
     for path, row in rows:
-        written = called(path, row)
+        written = region(path, row.box)
         name = find(written)
         if name is None:
             stray.append(written)
