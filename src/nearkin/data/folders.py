@@ -105,6 +105,8 @@ def list_store(url: str) -> Listing:
 
 def list_remote_table(table: RemoteFile, written: Rows) -> Listing:
     """The images that rows of a table in a store list, by paths or addresses below its folder."""
+    if any(row.box for _, row in written):
+        raise DataError(f"{table}: boxes of images in a store; copy them and the table")
     root = table.url.partition("?")[0].rpartition("/")[0]
     rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
     if root.startswith("http"):  # which may have no list of its files
@@ -154,11 +156,6 @@ def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listin
         text = f"{len(rows)} images by their paths below {root}, for some lie outside of the"
         notes.append(Note("renamed", f"{text} table's folder", len(rows), listing.names[:3]))
     return replace(listing, key=str(path.resolve()), notes=notes)
-
-
-def list_file(path: Path) -> Listing:
-    """One image in a file of its own, as if it lay alone in its folder."""
-    return replace(list_files(path.parent.resolve(), [path.name]), key=str(path.resolve()))
 
 
 def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:
