@@ -193,9 +193,8 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
     if boxed and isinstance(file, Path):
         rows = list_table(file, written).rows
     rows = rows or match(file, written, images.names, images)[0]
-    absent = Row()
-    cells = (rows.get(image, absent).label for image in images.names)
-    return np.array([shared_form(cell) for cell in cells], np.str_)
+    cells = (rows[image].label if image in rows else "" for image in images.names)
+    return np.array([*map(shared_form, cells)], np.str_)
 
 
 def _table_with(column: str, tables: Iterable[str]) -> tuple[File, Rows]:
