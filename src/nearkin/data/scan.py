@@ -38,6 +38,7 @@ from nearkin.data.images import (
     in_bytes,
     picked,
     read,
+    spread_rows,
 )
 from nearkin.data.index import Record, indexed
 from nearkin.data.listing import Listing, left_out, renamed
@@ -244,8 +245,7 @@ def _sampled(images: Images) -> Float64[np.ndarray, "pixels channels"]:
         except BadImage as error:
             reason = f"{name!r} ({error.reason})"
             continue
-        sides = pixels.shape[:2]
-        rows, columns = (np.linspace(0, n - 1, min(n, ACROSS)).astype(int) for n in sides)
+        rows, columns = (spread_rows(side, ACROSS) for side in pixels.shape[:2])
         part = pixels[rows][:, columns].reshape(-1, pixels.shape[2])
         sampled.append(part.astype(np.float64))
     if not sampled:
