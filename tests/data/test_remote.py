@@ -1,6 +1,5 @@
 """Images in a store: read as those of a folder, tried again with limits, never a secret in a file."""
 
-import io
 import shutil
 
 import numpy as np
@@ -28,15 +27,9 @@ def cached(cache, monkeypatch):
     return cache / "remote"
 
 
-def npz():
-    file = io.BytesIO()
-    np.savez(file, x=np.zeros((4, 9, 9, 3), np.uint8), y=np.arange(4))
-    return {"arrays.npz": file.getvalue()}
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_store_is_read_as_files_are(form, tmp_path):
-    files = FORMS[form] or npz()
+    files = FORMS[form]
     with serving(Store(files)) as server:
         images = open_images(f"{server}/{form}")
         expected = open_images(f"{write_files(tmp_path, files)}/{form}")
