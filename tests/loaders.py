@@ -6,7 +6,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
 from nearkin.data.samplers import RandomBatchSampler
-from nearkin.types import UNLABELED, Batch
+from nearkin.types import Batch
 
 
 def batches(images: Images, batch_size: int = 4, size: int = 32, **options) -> Batches:
@@ -14,11 +14,6 @@ def batches(images: Images, batch_size: int = 4, size: int = 32, **options) -> B
     order, kinds = RandomBatchSampler(len(images), batch_size, 0), views_of("simclr_cifar")
     where = {"image_size": size, "device": torch.device("cpu")}
     return Batches.of(images, kinds, sampler=order, **where, **options)
-
-
-def labels_of(images: Images) -> list[str]:
-    """Their classes by name; "" where there is none."""
-    return [images.classes[i] if i != UNLABELED else "" for i in images.labels]
 
 
 def same(a: Batch, b: Batch) -> bool:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
 
+import numpy as np
 import pyarrow as pa
 from builders import encoded, tar
 from pyarrow import parquet
@@ -113,11 +114,11 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(store):
-    """The (host, port) that a store answers at."""
+    """The address that a store answers at."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads, server.block_on_close, server.store = True, False, store
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
-        yield server.server_address
+        yield "http://{}:{}".format(*server.server_address)
         server.shutdown()
 
 
@@ -126,33 +127,30 @@ def jpeg(seed, size=(90, 80)):
 
 
 IMAGES = {f"{('cat', 'dog')[n % 2]}/{n:02}.jpg": jpeg(n, (80 + n, 70)) for n in range(8)}
+PHOTOS = {f"photos/{name}": content for name, content in IMAGES.items()}
+SHARDS = {
+    f"shards/{n:06}.tar": tar((name, IMAGES[name]) for name in sorted(IMAGES)[n::2])
+    for n in range(2)
+}
+LIST = b"path,label\n" + "".join(f"{name},{name[:3]}\n" for name in IMAGES).encode()
+TABLE = pa.table({"image": list(IMAGES.values()), "label": [name[:3] for name in IMAGES]})
+ARRAYS = {"x": np.zeros((4, 9, 9, 3), np.uint8), "y": np.arange(4)}
 
 
-def parquet_bytes(columns):
+def written(write):
+    """What a function writes into a file."""
     file = io.BytesIO()
-    parquet.write_table(pa.table(columns), file)
+    write(file)
     return file.getvalue()
 
 
-def shards():
-    names = sorted(IMAGES)
-    return {f"{n:06}.tar": tar((name, IMAGES[name]) for name in names[n::2]) for n in range(2)}
-
-
 FORMS = {
-    "photos/": {f"photos/{name}": content for name, content in IMAGES.items()},
-    "photos/cat/00.jpg": {f"photos/{name}": content for name, content in IMAGES.items()},
+    "photos/": PHOTOS,
+    "photos/cat/00.jpg": PHOTOS,
     "photos.tar": {"photos.tar": tar(IMAGES.items())},
-    "shards/": {f"shards/{name}": content for name, content in shards().items()},
-    "shards/{000000..000001}.tar": {
-        f"shards/{name}": content for name, content in shards().items()
-    },
-    "photos/list.csv": {f"photos/{name}": content for name, content in IMAGES.items()}
-    | {"photos/list.csv": b"path,label\n" + "".join(f"{n},{n[:3]}\n" for n in IMAGES).encode()},
-    "table.parquet": {
-        "table.parquet": parquet_bytes(
-            {"image": list(IMAGES.values()), "label": [name[:3] for name in IMAGES]}
-        )
-    },
-    "arrays.npz": {},
+    "shards/": SHARDS,
+    "shards/{000000..000001}.tar": SHARDS,
+    "photos/list.csv": PHOTOS | {"photos/list.csv": LIST},
+    "table.parquet": {"table.parquet": written(lambda file: parquet.write_table(TABLE, file))},
+    "arrays.npz": {"arrays.npz": written(lambda file: np.savez(file, **ARRAYS))},
 }

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import encoded, exchange, fill, pack
-from loaders import labels_of
 from needs import SHARED
 
 from nearkin.data.decode import BadImage
+from nearkin.data.labels import class_names
 from nearkin.data.members import DEFLATED, STORED, Place, read_member
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
@@ -85,9 +85,7 @@ def test_folders_of_a_zip_of_windows_are_folders_and_a_member_without_a_name_is_
     assert images.classes == ("cat", "dog")
     assert images.splits.tolist() == ["test"] * 4 + ["train"] * 4
     assert [images.read(row) for row in range(8)] == [encoded(seed) for seed in range(8)]
-    assert [(bad.name, bad.reason) for bad in images.bad] == [
-        ("../up.jpg", "name leaves the archive")
-    ]
+    assert images.reasons == {"../up.jpg": "name leaves the archive"}
 
 
 def test_a_zip_member_that_is_not_where_it_should_be_is_unreadable(tmp_path):
@@ -296,10 +294,10 @@ def test_a_label_is_of_the_image_with_its_whole_name_and_of_no_other(tmp_path, k
     images = [(f"scan.{n:03}.jpg", encoded(n)) for n in range(4)]
     labels = [(f"scan.{n:03}.json", b'{"label": "%s"}' % c) for n, c in ((1, b"cat"), (2, b"dog"))]
     found = open_images(pack(tmp_path / kind, [*images, *labels]))
-    assert labels_of(found) == ["", "cat", "dog", ""]
+    assert class_names(found) == ["", "cat", "dog", ""]
     views = [(f"0.{side}.jpg", encoded(row)) for row, side in enumerate(("left", "right"))]
     found = open_images(pack(tmp_path / kind, [*views, ("0.meta.json", b'{"label": "cat"}')]))
-    assert labels_of(found) == ["cat", "cat"]
+    assert class_names(found) == ["cat", "cat"]
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])

@@ -286,7 +286,7 @@ def test_a_few_of_other_channels_or_with_nan_are_bad_files(tmp_path):
     (tmp_path / "other.tif").write_bytes(contiguous(values(4)))
     Image.new("RGB", (24, 24)).save(tmp_path / "photo.jpg")
     (tmp_path / "torn.tif").write_bytes(contiguous(values())[:5000])
-    bad = {file.name: file.reason for file in open_images(tmp_path, full=True).bad}
+    bad = open_images(tmp_path, full=True).reasons
     assert bad == {
         "other.tif": "4 channels of uint16, not 13 channels of uint16",
         "photo.jpg": "RGB of 8 bits, not 13 channels of uint16",

@@ -83,8 +83,10 @@ def test_a_row_without_an_image_is_bad(tmp_path):
     parquet.write_table(table(images=[*IMAGES[:2], None, b"no image"]), tmp_path / "t.parquet")
     images = open_images(tmp_path / "t.parquet")
     assert len(images) == 2
-    reasons = {bad.name: bad.reason for bad in images.bad}
-    assert reasons == {"00000002": "no bytes in the table", "00000003": "text, not an image"}
+    assert images.reasons == {
+        "00000002": "no bytes in the table",
+        "00000003": "text, not an image",
+    }
 
 
 def test_groups_and_splits_of_a_table(tmp_path):
@@ -246,10 +248,7 @@ def test_features_of_any_form_are_read(tmp_path):
     """Lists as of `datasets` before 4, dictionaries with a field called names, and no JSON."""
     labels = [n % 2 for n in range(len(IMAGES))]
     labels[0], labels[1] = -1, 7  # which have no names
-    known = {
-        "image": {"_type": "Image"},
-        "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
-    }
+    known = {"image": {"_type": "Image"}} | FEATURES
     captions = {"captions": [{"dtype": "string", "_type": "Value"}]}
     person = {"person": {"names": {"dtype": "string", "_type": "Value"}}}
     more = {"captions": [["a"]] * len(IMAGES), "person": [{"names": "x"}] * len(IMAGES)}
@@ -274,24 +273,21 @@ def test_features_of_any_form_are_read(tmp_path):
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 def test_of_two_columns_of_classes_none_is_taken_and_both_are_noted(tmp_path, cache, form):
     """As the hub has CIFAR-100; split and group may have named classes beside a label."""
-    classes = {"names": ["cat", "dog"], "_type": "ClassLabel"}
-    fine = [n % 2 for n in range(len(IMAGES))]
-    content = with_features(
-        {"fine_label": classes, "coarse_label": classes}, fine_label=fine, coarse_label=fine
-    )
-    path = tmp_path / f"t.{form}"
-    write_arrow(path, content) if form == "arrow" else parquet.write_table(content, path)
-    images = open_images(path)
+    path, numbers = tmp_path / f"t.{form}", [n % 2 for n in range(len(IMAGES))]
+
+    def opened(*columns):
+        features = dict.fromkeys(columns, FEATURES["label"])
+        content = with_features(features, **dict.fromkeys(columns, numbers))
+        write_arrow(path, content) if form == "arrow" else parquet.write_table(content, path)
+        return open_images(path)
+
+    images = opened("fine_label", "coarse_label")
     assert images.classes == ()
     assert [str(note) for note in images.notes] == [
         "left out: 2 columns of classes, of which none is called label; rename the one that is "
         "meant, such as 'fine_label', 'coarse_label'"
     ]
-    named = content.rename_columns(["image", "label", "coarse_label"])
-    described = {"info": {"features": {"label": classes, "coarse_label": classes}}}
-    named = named.replace_schema_metadata({"huggingface": json.dumps(described)})
-    write_arrow(path, named) if form == "arrow" else parquet.write_table(named, path)
-    images = open_images(path)
+    images = opened("label", "coarse_label")
     assert (images.classes, images.notes) == (("cat", "dog"), ())
 
 

@@ -85,7 +85,7 @@ def test_texts_that_begin_like_images_are_none(tmp_path):
     images = {"a.bin": encoded(kind="BMP"), "b": bitmap, "c.jpg": encoded(1)}
     found = open_images(write_files(tmp_path, captions | images | {"d.jpg": texts[0]}))
     assert found.names == tuple(images)
-    assert {bad.name: bad.reason for bad in found.bad} == {"d.jpg": "text, not an image"}
+    assert found.reasons == {"d.jpg": "text, not an image"}
     assert "91 files (90 .txt, 1 without a suffix)" in str(noted(found, "left out"))
     alone = write_files(tmp_path / "alone", {"a": b"P2\n2 2\n255\n1 2 3 4\n", "b.txt": b"hello"})
     with pytest.raises(DataError, match=r"no images \(found 1 \.txt, 1 without a suffix\); give"):
@@ -260,7 +260,7 @@ def test_raw_files_are_not_read_where_a_table_or_a_list_names_them_either(tmp_pa
     for data in (tmp_path / "t.csv", [tmp_path / name for name in names]):
         images = open_images(data)
         assert images.names == ("a.png",)
-        assert {file.name: file.reason for file in images.bad} == bad
+        assert images.reasons == bad
 
 
 def test_names_are_composed_and_read_by_how_they_are_spelled(tmp_path):
@@ -320,9 +320,8 @@ def test_a_large_jpeg_is_halved_and_the_limit_can_be_raised(tmp_path, monkeypatc
     assert images.names == ("a.jpg", "d.png")
     assert images.sizes.tolist() == [[180, 120], [100, 90]]
     assert decode(images.read(0)).size == (90, 60)
-    reasons = {bad.name: bad.reason for bad in images.bad}
-    assert reasons["b.jpg"] == "too-large: 300x200 pixels; see NEARKIN_MAX_PIXELS"
-    assert reasons.keys() == {"b.jpg", "c.png"}
+    assert images.reasons["b.jpg"] == "too-large: 300x200 pixels; see NEARKIN_MAX_PIXELS"
+    assert images.reasons.keys() == {"b.jpg", "c.png"}
     monkeypatch.setenv("NEARKIN_MAX_PIXELS", "60000")
     assert len(open_images(tmp_path)) == 4
     monkeypatch.setenv("NEARKIN_MAX_PIXELS", "many")
@@ -338,9 +337,7 @@ def test_a_file_of_too_many_bytes_is_bad(tmp_path, monkeypatch, form):
     files = {"a.png": encoded(), "b.png": encoded(1) + bytes(5000), "c.tif": deep + bytes(5000)}
     images = open_images(pack(files, tmp_path / form))
     assert images.names == ("a.png",)
-    assert {bad.name: bad.reason for bad in images.bad} == dict.fromkeys(
-        ("b.png", "c.tif"), "too-large"
-    )
+    assert images.reasons == dict.fromkeys(("b.png", "c.tif"), "too-large")
     with pytest.raises(BadImage, match="too-large"):
         decode(files["b.png"])
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ import scipy.io
 import torch
 import torchvision
 from builders import encoded, exchange, fill, tar
-from loaders import labels_of
 from PIL import ExifTags, Image
 from sklearn.datasets import load_digits
 
 from nearkin.data.decode import as_image, decode
+from nearkin.data.labels import class_names
 from nearkin.data.notes import Note
 from nearkin.data.opening import open_images
 from nearkin.data.union import union
@@ -64,7 +65,7 @@ def test_folders_are_classes_if_they_look_like_it(tmp_path):
         assert (images.classes, images.splits.tolist()) == (classes, [""] * len(images))
         known = [name.removeprefix("set/").rpartition("/")[0] for name in images.names]
         known = [name.removesuffix("/x") if name == "a/x" else name for name in known]
-        assert labels_of(images) == (known if classes else [""] * len(known))
+        assert class_names(images) == (known if classes else [""] * len(known))
         said = {"Cat": "differ by case", "a/x": "unequal depth", "b/c": "unequal depth"}
         said |= {"c": "no classes, as 3 images are too few"}
         expected = [text for folder, text in said.items() if (root / folder).exists()]
@@ -115,10 +116,7 @@ def test_links_are_followed_but_not_round_in_a_circle_and_what_is_hidden_is_pass
     images = open_images(data)
     assert images.names == names
     assert [images.read(row) for row in (0, 2)] == [(outside / "c.png").read_bytes()] * 2
-    assert {(bad.name, bad.reason) for bad in images.bad} == {
-        ("dangling.png", "broken link"),
-        ("self.png", "broken link"),
-    }
+    assert images.reasons == dict.fromkeys(("dangling.png", "self.png"), "broken link")
     led, passed = (note for note in images.notes if "classes" not in note.text)
     assert (led.decision, led.count, led.examples) == ("guessed", 2, ("folder", "leaves.png"))
     assert f"2 links out of {data}, to {tmp_path}, followed" in str(led)
@@ -202,7 +200,7 @@ def test_a_table_gives_images_labels_groups_and_splits(tmp_path):
     text = "path,label,group,split\nx/2.png,dog,g,train\nx/1.png,cat,g,val\n./3.png,,,\n"
     images = open_images(table(tmp_path, text))
     assert images.names == ("3.png", "x/1.png", "x/2.png")
-    assert labels_of(images) == ["", "cat", "dog"]
+    assert class_names(images) == ["", "cat", "dog"]
     assert images.splits.tolist() == ["", "val", "train"]
     assert images.groups[0] != images.groups[1] == images.groups[2]
     assert (open_images(tmp_path / "table.csv", labels="none").labels == UNLABELED).all()
@@ -212,7 +210,7 @@ def test_a_table_may_have_a_mark_semicolons_quotes_windows_paths_and_rows_twice(
     fill(tmp_path, "1.png", "x/1.png", "x/2;3.png")
     text = '\ufeffPath;Label\r\nx\\1.png;"a\nb"\r\n"x/2;3.png";=1+1\r\n\r\n'
     images = open_images(table(tmp_path, text))
-    assert labels_of(images) == ["a\nb", "=1+1"]
+    assert class_names(images) == ["a\nb", "=1+1"]
     assert len(open_images(table(tmp_path, "path,label\n1.png,a\n1.png,a\n"))) == 1
     with pytest.raises(DataError, match=r"'1\.png' is described in line 2 and, .* line 4"):
         open_images(table(tmp_path, "path,label\n1.png,a\n1.png,a\n1.png,b\n"))
@@ -251,7 +249,7 @@ def test_a_table_of_labels_belongs_to_a_folder(tmp_path):
     fill(tmp_path / "data", "train/a/1.png", "test/a/2.png", "test/b/3.png")
     labels = table(tmp_path, "path,label\ntest\\a\\2.png,x\ntrain/a/1.png,y\ngone.png,x\n")
     images = open_images(tmp_path / "data", labels=str(labels))
-    assert labels_of(images) == ["x", "", "y"]
+    assert class_names(images) == ["x", "", "y"]
     assert (images.splits.tolist(), len(images.notes)) == (["test", "test", "train"], 1)
     assert images.notes[0].text.startswith("1 of 3 rows of ")
     assert (images.notes[0].decision, images.notes[0].examples) == ("left out", ("gone.png",))
@@ -326,7 +324,7 @@ def test_an_npz_may_have_parts_and_class_names(tmp_path):
     images = open_images(tmp_path / "d.npz")
     assert images.names == ("test/0", "test/1", "train/0", "train/1", "train/2")
     assert images.splits.tolist() == ["test"] * 2 + ["train"] * 3
-    assert labels_of(images) == ["dog", "cat", "cat", "dog", ""]
+    assert class_names(images) == ["dog", "cat", "cat", "dog", ""]
     assert [str(note) for note in images.notes] == ["left out: 1 label -1, which means no label"]
     assert (images.classes, images.read(0).max()) == (("cat", "dog"), 1)
 
@@ -336,7 +334,7 @@ def test_labels_may_be_a_tensor_of_any_type():
     learned = labels.double().requires_grad_()
     for given in (labels, labels[:, None], labels.bfloat16(), learned):
         for pixels in (x, list(x)):
-            assert labels_of(open_images((pixels, given))) == ["0", "1", "1", "0"], given
+            assert class_names(open_images((pixels, given))) == ["0", "1", "1", "0"], given
 
 
 def test_numbers_of_named_classes_may_be_floats_and_nan_is_none(tmp_path):
@@ -345,8 +343,8 @@ def test_numbers_of_named_classes_may_be_floats_and_nan_is_none(tmp_path):
         np.savez(tmp_path / "d.npz", **arrays, class_names=["dog", "cat"])
         return open_images(tmp_path / "d.npz", cache=False)
 
-    assert labels_of(opened(0.0, np.nan, 1.0)) == ["dog", "", "cat"]
-    assert labels_of(opened(1.0, -1.0, 1.0)) == ["cat", "", "cat"]
+    assert class_names(opened(0.0, np.nan, 1.0)) == ["dog", "", "cat"]
+    assert class_names(opened(1.0, -1.0, 1.0)) == ["cat", "", "cat"]
     for labels in ((0.0, 1.0, 0.5), (0.0, np.nan, 2.0), (0.0, 1.0, -2.0)):
         with pytest.raises(DataError, match=f"label {labels[2]} is no number of 2 classes"):
             opened(*labels)
@@ -443,7 +441,7 @@ def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monk
         (raw / f"{side}-labels-idx1-ubyte").write_bytes(label_head + bytes([3, 1, 4, 1, 5]))
     images = open_images("torchvision:MNIST")
     assert len(images) == 10
-    assert labels_of(images)[:3] == ["3 - three", "1 - one", "4 - four"]
+    assert class_names(images)[:3] == ["3 - three", "1 - one", "4 - four"]
     assert (images.read(7)[..., 0] == pixels[2]).all()
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 5), dtype=np.uint8)
     for part in ("train", "test"):
@@ -452,7 +450,7 @@ def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monk
     monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda _: True)
     images = open_images("torchvision:SVHN")
     assert len(images) == 10
-    assert labels_of(images)[:3] == ["3", "1", "0"]
+    assert class_names(images)[:3] == ["3", "1", "0"]
     assert (images.read(7) == pixels[..., 2]).all()
 
 
@@ -466,16 +464,6 @@ def test_a_subset_keeps_everything_of_its_rows(tmp_path):
     assert len(images.subset(np.zeros(0, np.int64))) == 0
     with pytest.raises(ValueError, match="ascend"):
         images.subset(np.array([3, 1]))
-
-
-class Named:
-    """A source of a user's own."""
-
-    def __init__(self, count):
-        self.names = [f"{number:04}.png" for number in range(count)]
-
-    def read(self, name):
-        return encoded(int(name[:4]))
 
 
 def test_a_pickled_subset_is_as_small_as_it_is(tmp_path):
@@ -493,7 +481,8 @@ def test_a_pickled_subset_is_as_small_as_it_is(tmp_path):
         for row, original in enumerate((7, len(images) - 1)):
             expected = images.read(original)
             assert np.array_equal(pickle.loads(written).read(row), expected)
-    own = open_images(Named(40))
+    files = {name: encoded(row) for row, name in enumerate(names[:40])}
+    own = open_images(SimpleNamespace(names=[*files], read=files.get))
     assert pickle.loads(pickle.dumps(own.subset(np.array([3, 9])))).read(1) == encoded(9)
 
 

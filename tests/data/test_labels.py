@@ -2,18 +2,18 @@
 
 from collections import Counter
 from decimal import Decimal
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from builders import encoded, fill, tar, write_files
-from loaders import labels_of
 from nearkin_command import run
 from pyarrow import parquet
 
 from nearkin.commands.evaluate import _split as rows_of
 from nearkin.config import TrainConfig
-from nearkin.data.labels import Row, split_of, text_of
+from nearkin.data.labels import Row, class_names, split_of, text_of
 from nearkin.data.opening import column_of, open_images
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
@@ -148,7 +148,7 @@ def test_a_stray_picture_changes_neither_classes_nor_parts(tmp_path):
     names = [f"{c}/{i}.png" for c in ("cat", "dog") for i in range(6)]
     images = open_images(fill(tmp_path / "d", *names, "preview.png"), cache=False)
     assert images.classes == ("cat", "dog")
-    assert labels_of(images)[-1] == ""
+    assert class_names(images)[-1] == ""
     (note,) = images.notes
     assert (note.decision, note.count) == ("guessed", 1)
     names = [f"{part}/{c}/{i}.png" for part in ("train", "test") for c in "ab" for i in range(3)]
@@ -222,16 +222,6 @@ CELLS = {
 }
 
 
-class Source:
-    """Four images with labels of any type."""
-
-    def __init__(self, labels):
-        self.names, self.labels = ["0.png", "1.png", "2.png", "3.png"], labels
-
-    def read(self, name):
-        return encoded(int(name[0]))
-
-
 class Series:
     """What pandas gives: an array behind an index."""
 
@@ -244,13 +234,14 @@ class Series:
 
 def readers(root, cells):
     """The same labels in every form of data, by the name of that form."""
-    names = Source(cells).names
-    fill(root, *names)
+    files = {f"{seed}.png": encoded(seed) for seed in range(4)}
+    names = [*files]
+    write_files(root, files)
     arrays = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
     parquet.write_table(pa.table({"path": names, "Label": cells}), root / "t.parquet")
     written = ["" if cell is None else str(cell) for cell in cells]
     (root / "t.csv").write_text("path,label\n" + "".join(map("{},{}\n".format, names, written)))
-    images = [{"bytes": encoded(seed), "path": ""} for seed in range(4)]
+    images = [{"bytes": content, "path": ""} for content in files.values()]
     parquet.write_table(pa.table({"image": images, "label": cells}), root / "i.parquet")
     yield "table", open_images(root / "t.parquet", cache=False)
     yield "CSV", open_images(root / "t.csv", cache=False)
@@ -261,14 +252,15 @@ def readers(root, cells):
     yield "a column each", open_images((arrays, np.array(cells, object)[:, None]), cache=False)
     yield "lists of both", open_images((list(arrays), tuple(cells)), cache=False)
     yield "column of pandas", open_images((arrays, Series(np.array(cells, object))), cache=False)
-    yield "source", open_images(Source(cells), cache=False)
+    source = SimpleNamespace(names=names, labels=cells, read=files.get)
+    yield "source", open_images(source, cache=False)
 
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_label_means_the_same_in_every_form_of_data(tmp_path, kind):
     cells, expected = CELLS[kind]
     for form, images in readers(tmp_path, cells):
-        assert labels_of(images) == expected, form
+        assert class_names(images) == expected, form
         assert all(note.count for note in images.notes), form
         if "-1" in kind or kind == "names":
             assert images.notes, form
@@ -279,7 +271,7 @@ def test_several_labels_of_one_image_are_none_and_said_and_too_few_are_refused(t
     with pytest.raises(DataError, match="3 images but 2 labels"):
         open_images((x, ["cat", "dog"]), cache=False)
     mixed = Series(np.array(["cat", None, np.nan], object))
-    assert labels_of(open_images((x, mixed), cache=False)) == ["cat", "", ""]
+    assert class_names(open_images((x, mixed), cache=False)) == ["cat", "", ""]
     images = open_images((x, np.eye(3, dtype=int)), cache=False)
     assert images.classes == ()
     assert [(note.decision, note.count) for note in images.notes] == [("left out", 3)]
@@ -299,7 +291,7 @@ def test_medmnist_and_other_names_of_arrays(tmp_path):
     images = open_images(tmp_path / "medmnist.npz", cache=False)
     assert splits_of(images) == {"train": 4, "val": 4, "test": 4}
     assert images.classes == ("0", "1")
-    assert labels_of(images) == ["0", "1", "1", "0"] * 3
+    assert class_names(images) == ["0", "1", "1", "0"] * 3
     assert np.array_equal(images.read(0)[..., 0], x[2, 0])  # test/0 comes first
     (note,) = images.notes
     assert (note.decision, note.examples) == ("left out", ("features", "test_ids"))

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import kills
 import numpy as np
@@ -24,19 +25,8 @@ from nearkin.tables import read_csv
 CONFIG = TrainConfig(
     backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0, report=False
 )
-TYPED = [
-    "--backbone",
-    "tiny",
-    "--image-size",
-    "16",
-    "--epochs",
-    "1",
-    "--batch-size",
-    "8",
-    "--workers",
-    "0",
-    "-q",
-]
+TYPED = ["--backbone", "tiny", "--image-size", "16", "--epochs", "1", "--batch-size", "8"]
+TYPED += ["--workers", "0", "-q"]
 ODD_NAME = os.fsdecode(b"\xff.bmp")
 
 
@@ -281,15 +271,10 @@ def test_what_the_runs_of_encoder_and_teacher_were_trained_on_is_not_scored(tmp_
     assert not scored & trained
 
 
-class Scans:
+def by_name(pixels):
     """Arrays by name, as a user's own source gives them."""
-
-    def __init__(self, pixels):
-        self.names = [f"{number:03}" for number in range(len(pixels))]
-        self.pixels = dict(zip(self.names, pixels, strict=True))
-
-    def read(self, name):
-        return self.pixels[name]
+    images = {f"{number:03}": each for number, each in enumerate(pixels)}
+    return SimpleNamespace(names=[*images], read=images.get)
 
 
 def below_black(seed, count):
@@ -299,7 +284,7 @@ def below_black(seed, count):
     return pixels
 
 
-@pytest.mark.parametrize("source", [np.asarray, Scans])
+@pytest.mark.parametrize("source", [np.asarray, by_name])
 def test_pixels_in_memory_are_told_apart_by_all_of_them(tmp_path, source):
     folder = RunFolder(tmp_path)
     note_data(folder, open_split(source(below_black(0, 20)), CONFIG))

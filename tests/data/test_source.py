@@ -47,7 +47,7 @@ def test_a_source_has_names_labels_and_images():
         images = open_images(Scans(as_files))
         bad = {"slide 03": "unreadable: KeyError: 'slide 03'"}
         bad |= {"slide 05": "text, not an image"} if as_files else {}
-        assert {file.name: file.reason for file in images.bad} == bad
+        assert images.reasons == bad
         good = [f"slide {row:02}" for row in range(12) if f"slide {row:02}" not in bad]
         assert (list(images.names), images.classes) == (good, ("benign", "malignant"))
         assert images.labels.tolist() == [int(name[-1]) % 2 for name in good]

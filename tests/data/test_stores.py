@@ -38,8 +38,8 @@ def server():
 def store(server, monkeypatch):
     """A proxy before it; the environment has address and credentials."""
     proxy = Store(upstream=server)
-    with serving(proxy) as (host, port):
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    with serving(proxy) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAHUNTER2")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "c0ffeec0ffee")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

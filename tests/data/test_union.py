@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import encoded, exchange, fill, write_files
-from loaders import labels_of
 
 from nearkin.data.duplicates import signatures
+from nearkin.data.labels import class_names
 from nearkin.data.opening import open_images
 from nearkin.data.split import split_images
 from nearkin.data.union import copies, union
@@ -43,16 +43,16 @@ def test_classes_of_one_name_are_one_and_all_are_in_order(tmp_path):
     names = ["9/a.png", "9/b.png", "b/ant/1.png", "b/ant/2.png", "b/cat/1.png", "b/cat/2.png"]
     assert list(both.names) == [*names, "cat/z.png", "cat/é.png"]  # in byte order
     assert both.classes == ("9", "ant", "cat")
-    expected = dict(zip(first.names, labels_of(first), strict=True))
-    expected |= {f"b/{n}": c for n, c in zip(second.names, labels_of(second), strict=True)}
-    assert dict(zip(both.names, labels_of(both), strict=True)) == expected
+    expected = dict(zip(first.names, class_names(first), strict=True))
+    expected |= {f"b/{n}": c for n, c in zip(second.names, class_names(second), strict=True)}
+    assert dict(zip(both.names, class_names(both), strict=True)) == expected
     both = union(first, second.subset(np.zeros(0, np.int64)), "b/")
-    assert (both.names, labels_of(both)) == (first.names, labels_of(first))
+    assert (both.names, class_names(both)) == (first.names, class_names(first))
     assert both.classes == ("9", "ant", "cat")  # a class without images stays one
     x = np.zeros((2, 8, 8), np.uint8)
     numbers = union(open_images((x, np.array([10, -1]))), open_images((x, np.array([9, 10]))), "b")
     assert numbers.classes == ("9", "10")
-    assert labels_of(numbers) == ["10", "", "9", "10"]
+    assert class_names(numbers) == ["10", "", "9", "10"]
 
 
 def test_groups_stay_apart_and_splits_stay(tmp_path):

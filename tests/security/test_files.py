@@ -392,7 +392,7 @@ def test_a_table_of_labels_opens_no_devices_and_pipes(tmp_path):
     labels.write_text("path,label\n/dev/zero,a\npipe.png,b\n0.png,c\n")
     labeling = recognize(open_images(data), str(labels))
     assert labeling.outside.names == ()
-    assert {bad.name: bad.reason for bad in labeling.outside.bad} == {
+    assert labeling.outside.reasons == {
         "dev/zero": "not a regular file",
         f"{tmp_path}/pipe.png"[1:]: "not a regular file",
     }

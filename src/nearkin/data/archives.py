@@ -127,7 +127,7 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
             with readable(file, "archive", "pack it again", *DAMAGED):
                 found.add(prefix, *next(opened))
                 modified.append(state_of(file)[1])
-    numbers = np.array(found.numbers, np.int64).reshape(-1, found.WIDTH)
+    numbers = np.array(found.numbers, np.int64).reshape(-1, 1 + len(Place._fields))
     source = Archives(found.files, numbers[:, 0], numbers[:, 1:])
     sizes = source.places[:, Place._fields.index("bytes")]
     states = np.stack([sizes, np.array(modified, np.int64)[source.file_of]], axis=1)
@@ -150,8 +150,6 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
 
 class _Found:
     """What lies in archives, in the order in which it lies there; it may be millions of files."""
-
-    WIDTH: Final = 1 + len(Place._fields)
 
     def __init__(self) -> None:
         self.files = list[File]()

@@ -175,17 +175,11 @@ def _list_source(source: ImageSource, where: str) -> Listing:
     names = [str(name) for name in source.names]
     if len(set(names)) < len(names) or not names:
         raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
-    states = np.zeros((len(names), 2), np.int64)
-    return listed(CustomSource(source, names), names, states, _rows(source, where, names))
-
-
-def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
-    """The annotations of a user's own source, by name."""
     given = {what: getattr(source, what, None) for what in ("labels", "groups", "splits")}
     columns = [values_of_each(where, what, values, len(names)) for what, values in given.items()]
     rows = dict(zip(names, map(Row.of, *columns), strict=True))
     splits_of([row.split for row in rows.values()], where)
-    return rows
+    return listed(CustomSource(source, names), names, np.zeros((len(names), 2), np.int64), rows)
 
 
 ROLES: Final = {"images": {"x", "images"}, "labels": {"y", "labels"}}
@@ -210,13 +204,12 @@ def list_npz(path: File) -> Listing:
             if first != key:
                 raise DataError(f"{path}: {first} and {key} are both {role} of one part; keep one")
     images = found["images"]
-    labels = {split: key for split, key in found["labels"].items() if split in images}
+    labels = {split: arrays[key] for split, key in found["labels"].items() if split in images}
     if not images:
         keys = ", ".join(arrays) or "none"
         raise DataError(f"{path}: keys are {keys}; call the images x, or x_train and x_test")
-    of_splits = {split: arrays[key] for split, key in labels.items()}
-    parts = [Part(s, arrays[key], of_splits.get(s), classes) for s, key in images.items()]
-    used = {*images.values(), *labels.values(), "class_names"}
+    parts = [Part(s, arrays[key], labels.get(s), classes) for s, key in images.items()]
+    used = {*images.values(), *map(found["labels"].get, labels), "class_names"}
     others = [key for key in arrays if key not in used]
     notes = noted("left out", others, "arrays that are neither images nor their labels")
     return replace(list_arrays(str(path), parts), notes=notes)

@@ -51,13 +51,13 @@ class Box(NamedTuple):
         return inside if min(inside.size) > 0 else None
 
 
-def region(path: str, box: Box) -> str:
-    """What a box of an image is called.
+def region(path: str, box: Box | None) -> str:
+    """What a box of an image is called; without one, the image.
 
     >>> region("cats/1.jpg", Box(10, 20, 110, 220))
     'cats/1.jpg#10,20,110,220'
     """
-    return f"{path}#{','.join(map(str, box))}"
+    return f"{path}#{','.join(map(str, box))}" if box else path
 
 
 def without_box(name: str) -> str:

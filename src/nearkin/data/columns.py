@@ -47,9 +47,9 @@ def has_images(table: File) -> bool:
         return "path" not in _columns(schema) or image_column(schema) is not None
 
 
-def has_image_column(table: File) -> bool:
-    """Whether a table has a column of images."""
-    return image_column(_schema(table)) is not None
+def may_have_images(shard: File) -> bool:
+    """Whether a shard is an archive, or a table with a column of images."""
+    return shard.suffix.lower() not in COLUMN_TABLES or image_column(_schema(shard)) is not None
 
 
 def _schema(table: File) -> Any:

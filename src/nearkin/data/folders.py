@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.archives import forbidden, is_shard, list_shards
-from nearkin.data.columns import COLUMN_TABLES, has_image_column
+from nearkin.data.boxes import region
+from nearkin.data.columns import may_have_images
 from nearkin.data.images import BadFile, Folder, in_bytes
 from nearkin.data.labels import Row
 from nearkin.data.listing import (
@@ -29,7 +30,7 @@ from nearkin.data.listing import (
 from nearkin.data.members import Archives, Place
 from nearkin.data.notes import Note, note_on
 from nearkin.data.remote import File, RemoteFile, address, files_below, remote_files
-from nearkin.data.tables import Rows, absent, by_name, called, folder_of, places_of
+from nearkin.data.tables import Rows, absent, by_name, folder_of, places_of
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.pace import count
 from nearkin.places import NO_HANDLES
@@ -38,7 +39,7 @@ MARKER: Final = ".nearkin-run"
 """A file in every run folder, so that the plots of a run never count as images."""
 UNREADABLE: Final = "unreadable folder"
 LINKS: Final = "NEARKIN_LINKS"
-State = os.stat_result | BadFile
+State = os.stat_result | str  # Or why a file cannot be used
 
 
 def list_folder(root: Path) -> Listing:
@@ -69,7 +70,7 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
         return loose
     try:
         # Archives and tables with images; all if there are none, so that an error says why.
-        shards = {n: x for n, x in shards.items() if _may_have_images(n, x)} or shards
+        shards = {n: x for n, x in shards.items() if may_have_images(x)} or shards
         packed = list_shards(where, shards)
     except DataError as error:
         if not loose.names:
@@ -88,24 +89,13 @@ def images_or_shards(where: Path | str, loose: Listing, shards: Mapping[str, Fil
     return replace(packed, bad=packed.bad + loose.bad, others=others, notes=notes)
 
 
-def _may_have_images(name: str, file: File) -> bool:
-    return not name.lower().endswith(COLUMN_TABLES) or has_image_column(file)
-
-
 def list_store(url: str) -> Listing:
     """The same as `list_folder` for an address of a store, which knows neither links nor runs.
 
     The suffixes of names decide which files are images: to open others would cost requests.
     """
-    root, others = url.rstrip("/"), list[str]()
-
-    def wanted(name: str) -> bool:
-        found = is_image(name) or (is_shard(name) and not is_hidden(name))
-        if not found:
-            others.append(name)
-        return found
-
-    files = files_below(root, wanted)
+    root = url.rstrip("/")
+    files, others = files_below(root, lambda n: (is_image(n) or is_shard(n)) and not is_hidden(n))
     images = {name: file for name, file in files.items() if is_image(name)}
     shards = {name: file for name, file in files.items() if name not in images}
     loose = replace(_of_store(root, images), others=[*sorted(others, key=in_bytes), *shards])
@@ -115,12 +105,14 @@ def list_store(url: str) -> Listing:
 
 def list_remote_table(table: RemoteFile, written: Rows) -> Listing:
     """The images that rows of a table in a store list, by paths or addresses below its folder."""
+    if any(row.box for _, row in written):
+        raise DataError(f"{table}: boxes of images in a store; copy them and the table")
     root = table.url.partition("?")[0].rpartition("/")[0]
     rows, _ = by_name(table, written, lambda name: normpath(name.removeprefix(f"{root}/")))
     if root.startswith("http"):  # which may have no list of its files
         files = remote_files({name: address(root, name) for name in rows})
     else:
-        files = files_below(root, rows.__contains__)
+        files, _ = files_below(root, rows.__contains__)
     if missing := [name for name in rows if name not in files]:
         raise absent(table, missing, len(rows), redacted(root))
     return replace(_of_store(root, files, rows), key=str(table))
@@ -148,40 +140,28 @@ def list_table(path: Path, written: Rows, folders: Sequence[str] = ()) -> Listin
     boxed = [(file, row) for file, row in written if row.box]
     used = boxed or written
     root, places = places_of(path, (file for file, _ in used), folders or [folder_of(path)])
-    names = called([(places[file], row) for file, row in used])
-    name_of = {said: name for (said, _), (name, _) in zip(called(used), names, strict=True)}
-    rows, _ = by_name(path, called(used), name_of.get)
+    name_of = {region(file, row.box): region(places[file], row.box) for file, row in used}
+    rows, _ = by_name(path, used, name_of.get)
     without, again = len(written) - len(used), len(used) - len(rows)
     notes = note_on("left out", without, f"{count(without, 'row')} of {path} without a box")
     what = "boxes" if boxed else "files"
     notes += note_on("merged", again, f"{count(again, 'row')} of {path} with the {what} of others")
-    listing = _boxes_of_files(root, rows) if boxed else list_files(root, rows, rows)
+    listing = list_files(root, dict.fromkeys(places.values()), {} if boxed else rows)
+    if boxed:
+        composed = dict(zip(listing.written, listing.names, strict=True))
+        files = ((name.rpartition("#")[0], row) for name, row in rows.items())
+        named = {region(composed.get(file, file), row.box): row for file, row in files}
+        listing = replace(listing, rows=named)
     if str(root) != folder_of(path) and not boxed:
         text = f"{len(rows)} images by their paths below {root}, for some lie outside of the"
         notes.append(Note("renamed", f"{text} table's folder", len(rows), listing.names[:3]))
     return replace(listing, key=str(path.resolve()), notes=notes)
 
 
-def _boxes_of_files(root: Path, rows: Mapping[str, Row]) -> Listing:
-    files = list_files(root, dict.fromkeys(name.rpartition("#")[0] for name in rows))
-    composed = dict(zip(files.written, files.names, strict=True))
-    parts = ((name.rpartition("#"), row) for name, row in rows.items())
-    named = {composed.get(file, file) + mark + box: row for (file, mark, box), row in parts}
-    return replace(files, rows=named)
-
-
-def list_file(path: Path) -> Listing:
-    """One image in a file of its own, as if it lay alone in its folder."""
-    return replace(list_files(path.parent.resolve(), [path.name]), key=str(path.resolve()))
-
-
 def list_files(root: Path, names: Iterable[str], rows: Mapping[str, Row] | None = None) -> Listing:
     """These files below a folder, also those that no walk comes to, and what is said of them."""
-    reasons = ((name, not_read(name)) for name in names)
-    found, states, bad = _sorted_out(
-        (name, BadFile(name, reason) if reason else _state(f"{root}/{name}", name))
-        for name, reason in reasons
-    )
+    files = ((name, not_read(name) or _state(f"{root}/{name}")) for name in names)
+    found, states, bad = _sorted_out(files)
     return replace(listed(Folder(root, found), found, states, rows), bad=bad)
 
 
@@ -191,8 +171,8 @@ def _sorted_out(
     """The names of regular files, with size and time of the last write; and all others."""
     names, states, bad = list[str](), array("q"), list[BadFile]()
     for name, state in files:  # there may be millions
-        if isinstance(state, BadFile):
-            bad.append(state)
+        if isinstance(state, str):
+            bad.append(BadFile(name, state))
         elif not stat.S_ISREG(state.st_mode):
             bad.append(BadFile(name, "not a regular file"))
         else:
@@ -201,22 +181,22 @@ def _sorted_out(
     return names, np.array(states, np.int64).reshape(-1, 2), bad
 
 
-def _state(path: str, name: str) -> State:
+def _state(path: str) -> State:
     """The state of what a path leads to."""
     try:
         return os.stat(path)  # noqa: PTH116  (a million times)
     except PermissionError:
-        return BadFile(name, "unreadable")
+        return "unreadable"
     except (OSError, ValueError):  # a dangling link, or one that leads to itself
-        return BadFile(name, "broken link")
+        return "broken link"
 
 
-def _state_of_entry(entry: os.DirEntry[str], name: str) -> State:
+def _state_of_entry(entry: os.DirEntry[str]) -> State:
     """The same of an entry that is no link."""
     try:
         return entry.stat()
     except OSError:  # a mount of somebody else or without a connection, a file that is gone
-        return BadFile(name, UNREADABLE if entry.is_dir() else "unreadable")
+        return UNREADABLE if entry.is_dir() else "unreadable"
 
 
 class _Walk:
@@ -248,14 +228,14 @@ class _Walk:
                     continue
                 entered.add((here.st_dev, here.st_ino))
                 for name, is_link, state in self._in_folder(folder):
-                    if isinstance(state, BadFile) or not stat.S_ISDIR(state.st_mode):
+                    if isinstance(state, str) or not stat.S_ISDIR(state.st_mode):
                         yield name, state
                     else:
                         below.append((name, is_link))
             except OSError as error:
                 if error.errno in NO_HANDLES:  # which says nothing of the folder
                     raise
-                yield folder, BadFile(folder, UNREADABLE)
+                yield folder, UNREADABLE
             for name, is_link in sorted(below):
                 (linked if is_link else real).append(name)
 
@@ -271,15 +251,15 @@ class _Walk:
                 if is_hidden(entry.name):
                     self.passed.append(name)
                 elif not entry.is_symlink():
-                    yield name, False, _state_of_entry(entry, name)
+                    yield name, False, _state_of_entry(entry)
                 elif state := self._followed(name):
                     yield name, True, state
 
     def _followed(self, name: str) -> State | None:
         """The state of what a link leads to; None if it is not to be followed."""
         path = f"{self.root}/{name}"
-        state = _state(path, name)
-        if isinstance(state, BadFile):
+        state = _state(path)
+        if isinstance(state, str):
             return state
         target = os.path.realpath(path)
         below = f"{target.rstrip(os.sep)}{os.sep}"

@@ -33,7 +33,6 @@ SHARDS: Final = (".tar", ".parquet", ".arrow")
 """Files that hold a part of a data set: folders of their name to the images, but no classes."""
 NUMBER: Final = re.compile(r"[+-]?\d+(\.\d*)?|nan", re.IGNORECASE | re.ASCII)
 WHOLE: Final = re.compile(r"[+-]?\d+(\.0*)?", re.ASCII)
-INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
 NO_CLASS: Final = "-1"  # The number of no class, where those of classes stand for names
 MISSING: Final = frozenset({"nan", "na", "n/a", "none", "null", "-1", "-1.0"})
 """What other programs write where there is no label; among names, it may be one."""
@@ -91,9 +90,9 @@ class Row(NamedTuple):
 
     def named(self, classes: Sequence[str]) -> "Row":
         """The same with the name of the class whose number the label is; of others, with none."""
-        if not INTEGER.fullmatch(label := whole_number(self.label)):
+        if not WHOLE.fullmatch(self.label):
             return self
-        number, last = int(label), len(classes) - 1
+        number, last = int(whole_number(self.label)), len(classes) - 1
         if 0 <= number <= last:
             return self._replace(label=text_of(classes[number]))
         beyond = f"{number} of {count(len(classes), 'class')}"
@@ -271,11 +270,11 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> tuple[Annotat
     """
     of_image = [name.rpartition("/")[0] for name in names]
     counts = Counter(of_image)
-    paths = {folder: [part for part in folder.split("/") if part] for folder in counts}
-    splits, level = _splits(paths)
-    classes = _class_paths(paths, splits, level)
+    paths: Paths = {folder: [part for part in folder.split("/") if part] for folder in counts}
+    splits, paths = _splits(paths)
+    classes = _class_paths(paths, splits)
     label, notes = dict[str, str](), list[Note]()
-    if level is not None and (beside := [f for f, split in splits.items() if not split]):
+    if any(splits.values()) and (beside := [f for f, split in splits.items() if not split]):
         total = sum(counts[folder] for folder in beside)
         text = f"{count(total, 'image')} to train on beside the folders train and test"
         text += "" if labels == "none" else ", without a label"
@@ -298,25 +297,23 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> tuple[Annotat
 Paths = Mapping[str, Sequence[str]]  # The parts of folders, by folder
 
 
-def _splits(paths: Paths) -> tuple[dict[str, str], int | None]:
-    """The split of each folder, and how deep the folders lie that are called so."""
+def _splits(paths: Paths) -> tuple[dict[str, str], Paths]:
+    """The split of each folder, and its path without the folder that is called so."""
     for level in range(max(map(len, paths.values()))):
         deep = {folder: path[level] for folder, path in paths.items() if level < len(path)}
         named = {folder: split_of(deep.get(folder, "")) for folder in paths}
         said = set(named.values())
         if "" not in said or said >= {"train", "test"} or said >= {"train", "val"}:
-            return named, level
-    return dict.fromkeys(paths, ""), None
+            return named, {f: [*path[:level], *path[level + 1 :]] for f, path in paths.items()}
+    return dict.fromkeys(paths, ""), paths
 
 
-def _class_paths(paths: Paths, splits: Mapping[str, str], level: int | None) -> Paths:
-    """What may be the class of each folder: its path less shards, splits and wrappers."""
-
-    def parts(path: Sequence[str]) -> list[str]:
-        return [x for at, x in enumerate(path) if at != level and not x.lower().endswith(SHARDS)]
-
-    used = {folder: path for folder, path in paths.items() if level is None or splits[folder]}
-    classes = {folder: parts(path) for folder, path in used.items()}
+def _class_paths(paths: Paths, splits: Mapping[str, str]) -> Paths:
+    """What may be the class of each folder: its path less shards and wrappers."""
+    used = [folder for folder in paths if splits[folder]] or paths
+    classes = {
+        folder: [x for x in paths[folder] if not x.lower().endswith(SHARDS)] for folder in used
+    }
     while all(len(path) > 1 for path in classes.values()) and (
         len({path[0] for path in classes.values()}) == 1  # or of a split inside of the split
         or all(split_of(path[0]) == splits[folder] != "" for folder, path in classes.items())

@@ -111,12 +111,11 @@ def images_among(files: Listing) -> Listing:
     Of other suffixes than those of images, a sample is opened. Files of which the data say
     anything are images.
     """
-    rows, tried, unknown = list[int](), list[int](), dict[str, list[int]]()
-    for row, name in enumerate(files.names):
-        if is_image(name) or name in files.rows:
-            rows.append(row)
-        elif not is_hidden(name):
-            unknown.setdefault(suffix(name), []).append(row)
+    names, tried, unknown = files.names, list[int](), dict[str, list[int]]()
+    taken = np.array([is_image(name) or name in files.rows for name in names], np.bool_)
+    for row in np.flatnonzero(~taken).tolist():
+        if not is_hidden(names[row]):
+            unknown.setdefault(suffix(names[row]), []).append(row)
     by_count = sorted(unknown.items(), key=lambda group: (-len(group[1]), group[0]))
     for ending, members in by_count[:SUFFIXES]:
         if ending in NEVER:
@@ -124,11 +123,10 @@ def images_among(files: Listing) -> Listing:
         sample = members[:: max(1, len(members) // SAMPLED)] if ending else members
         alike = [row for row in sample if _begins_like_image(files.source, row)]
         tried += members if alike and ending else alike
-    rows = sorted([*rows, *tried])
-    taken = {*rows}
-    others = [name for row, name in enumerate(files.names) if row not in taken]
-    images = files.only(np.array(rows, np.int64)) if others else files
-    return replace(images, tried={files.names[row] for row in tried}, others=others)
+    taken[tried] = True
+    others = picked(names, np.flatnonzero(~taken))
+    images = files if taken.all() else files.only(np.flatnonzero(taken))
+    return replace(images, tried={names[row] for row in tried}, others=others)
 
 
 def _begins_like_image(source: Source, row: int) -> bool:
@@ -146,11 +144,8 @@ def suffix(name: str) -> str:
 
 def is_hidden(name: str) -> bool:
     """Whether a file or one of its folders is hidden, or of a system."""
-    parts = name.split("/")
-    return any(part[:1] == "." or part.casefold() in HIDDEN for part in parts if part not in _HERE)
-
-
-_HERE: Final = ("", ".", "..")
+    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
+    return any(part.startswith(".") or part.casefold() in HIDDEN for part in parts)
 
 
 def is_image(name: str) -> bool:

@@ -42,14 +42,11 @@ def read_at(file: File, offset: int, count: int) -> bytes:
     """These bytes of a file, as far as there are any."""
     if isinstance(file, RemoteFile):
         return file.read(offset, count)
-    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    try:
+    with file.open("rb", buffering=0) as opened:
         # The memory for `count` bytes is taken before any is read, however few there are.
-        left = max(0, os.lseek(descriptor, 0, os.SEEK_END) - offset)
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.read(descriptor, min(count, left))
-    finally:
-        os.close(descriptor)
+        left = max(0, opened.seek(0, os.SEEK_END) - offset)
+        opened.seek(offset)
+        return opened.read(min(count, left))
 
 
 @dataclass(frozen=True, eq=False)

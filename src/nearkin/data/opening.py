@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
 from nearkin.data.arrays import from_name, is_name, list_arrays, list_npz, list_object
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
-from nearkin.data.folders import list_file, list_folder, list_remote_table, list_store, list_table
+from nearkin.data.folders import list_files, list_folder, list_remote_table, list_store, list_table
 from nearkin.data.images import Images
 from nearkin.data.labels import (
     Row,
@@ -132,18 +132,16 @@ def _list_file(file: File) -> Listing:
         return list_archives(file, {"": file})
     if suffix in TABLES:
         rows = read_table(file)
-        if isinstance(file, Path):
-            return list_table(file, rows)
-        if any(row.box for _, row in rows):
-            raise DataError(f"{file}: boxes of images in a store; copy them and the table")
-        return list_remote_table(file, rows)
+        return list_table(file, rows) if isinstance(file, Path) else list_remote_table(file, rows)
     if suffix == ".json" and isinstance(file, Path):
         return list_coco(file)
     if suffix == ".npz":
         return list_npz(file)
     if is_image(file.name):
-        alone = [(file.name, Row())]
-        return list_file(file) if isinstance(file, Path) else list_remote_table(file, alone)
+        if not isinstance(file, Path):
+            return list_remote_table(file, [(file.name, Row())])
+        alone = list_files(file.parent.resolve(), [file.name])
+        return replace(alone, key=str(file.resolve()))
     kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz", ".json"))
     raise DataError(
         f"{file}: not a kind of data that is known; give a folder, an image, or a {kinds}"
@@ -195,9 +193,8 @@ def column_of(column: str, images: Images, *places: Any) -> Shaped[np.ndarray, "
     if boxed and isinstance(file, Path):
         rows = list_table(file, written).rows
     rows = rows or match(file, written, images.names, images)[0]
-    absent = Row()
-    cells = (rows.get(image, absent).label for image in images.names)
-    return np.array([shared_form(cell) for cell in cells], np.str_)
+    cells = (rows[image].label if image in rows else "" for image in images.names)
+    return np.array([*map(shared_form, cells)], np.str_)
 
 
 def _table_with(column: str, tables: Iterable[str]) -> tuple[File, Rows]:

@@ -30,7 +30,7 @@ TOO_SMALL: Final = f"box of less than {MIN_SIDE} pixels"
 class Regions(Source):
     """Reads boxes of images: each image is decoded, upright and RGB, and cropped."""
 
-    images: Source
+    images: Folder
     rows: Rows  # The image of each box
     corners: Float64[np.ndarray, "boxes 4"]  # See `Region`
 
@@ -38,9 +38,7 @@ class Regions(Source):
         """The pixels in a box."""
         del limit
         _, at, corners = self.region(row)
-        encoded = self.images.read(at)
-        assert isinstance(encoded, bytes), at
-        image = decode(encoded)  # smaller than its size says, if it is a JPEG that is too large
+        image = decode(self.images.read(at))  # a JPEG that is too large is smaller than its size
         left, top, right, bottom = np.rint(corners * np.tile(image.size, 2)).astype(int)
         return np.asarray(image)[top:bottom, left:right].copy()
 

@@ -243,9 +243,8 @@ class RemoteFile:
 
     def path(self, number: int) -> Path:
         """Where a block lies in the cache, if it does."""
-        scheme, rest = self.url.split("://", 1)
-        netloc, slash, path = rest.partition("/")
-        address = f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
+        parts = urlsplit(self.url)
+        address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         known = f"{address}\0{self.size}\0{self.tag}\0{BLOCK}\0{number}"
         return cache_folder("remote") / hashlib.sha256(in_bytes(known)).hexdigest()[:40]
 
@@ -356,19 +355,22 @@ def remote_files(urls: Mapping[str, str]) -> dict[str, RemoteFile]:
         return dict(zip(urls, pool.map(remote_file, urls.values()), strict=True))
 
 
-def files_below(root: str, select: Callable[[str], bool]) -> dict[str, RemoteFile]:
-    """The files below an address whose name is selected, by their path below it."""
+def files_below(
+    root: str, select: Callable[[str], bool]
+) -> tuple[dict[str, RemoteFile], list[str]]:
+    """The files below an address whose path below it is selected, by it; and all other paths."""
     root = root.rstrip("/")
     if root.startswith("http"):  # a page of links gives no sizes
-        linked = (
-            unquote(path.removeprefix(f"{root}/"), errors="surrogateescape")
-            for path in _linked(f"{root}/")
-        )
-        return remote_files({name: address(root, name) for name in linked if select(name)})
-    listing: Mapping[str, Any] = _ask(root, "find", LISTING, detail=True)
-    start = _filesystem(_store(root), os.getpid())._strip_protocol(root).rstrip("/") + "/"
-    infos = {path.removeprefix(start): info for path, info in listing.items()}
-    return {n: _described(f"{root}/{n}", info) for n, info in infos.items() if select(n)}
+        linked = (path.removeprefix(f"{root}/") for path in _linked(f"{root}/"))
+        names = [unquote(path, errors="surrogateescape") for path in linked]
+        files = remote_files({name: address(root, name) for name in names if select(name)})
+    else:
+        listing: Mapping[str, Any] = _ask(root, "find", LISTING, detail=True)
+        start = _filesystem(_store(root), os.getpid())._strip_protocol(root).rstrip("/") + "/"
+        infos = {path.removeprefix(start): info for path, info in listing.items()}
+        names = [*infos]
+        files = {n: _described(f"{root}/{n}", info) for n, info in infos.items() if select(n)}
+    return files, [name for name in names if name not in files]
 
 
 def address(root: str, name: str) -> str:

@@ -38,6 +38,7 @@ from nearkin.data.images import (
     in_bytes,
     picked,
     read,
+    spread_rows,
 )
 from nearkin.data.index import Record, indexed
 from nearkin.data.listing import Listing, left_out, renamed
@@ -115,8 +116,7 @@ def scan(
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
         notes=(*renamed(listing), *listing.notes, *left_out(others), *masks(listing.names)),
     )
-    dtypes = headers["dtype"][rows].astype(np.str_)
-    return _of_one_pixel_type(images, headers["channels"][rows], dtypes)
+    return _of_one_pixel_type(images, headers[rows])
 
 
 def _of_own_source(
@@ -177,18 +177,16 @@ def _read(source: Source, row: int, limit: int | None = None) -> bytes:
     return encoded
 
 
-def _of_one_pixel_type(
-    images: Images, channels: Int64[np.ndarray, " images"], dtypes: Shaped[np.ndarray, " images"]
-) -> Images:
+def _of_one_pixel_type(images: Images, headers: np.ndarray) -> Images:
     """The images of the most frequent channels and type, with their `Channels`; others are bad.
 
-    `channels` are 0 of an image that is RGB or gray of 8 bits. Where most are that, or gray of
-    several types of which none is that of `MOST`, all that Pillow reads stay, as RGB of 8 bits.
+    Where most are RGB or gray of 8 bits, or gray of several types of which none is that of `MOST`,
+    all that Pillow reads stay, as RGB of 8 bits.
     """
-    if not channels.any():
+    if not headers["channels"].any():
         return images
-    stated = zip(channels.tolist(), dtypes.tolist(), strict=True)
-    pixel_types = [PixelType(num, dtype) if num else None for num, dtype in stated]
+    stated = headers[["channels", "dtype"]].tolist()
+    pixel_types = [PixelType(num, dtype.decode()) if num else None for num, dtype in stated]
     pairs = zip(images.formats.tolist(), pixel_types, strict=True)
     formats = [f"{name} of {each}" if each else name for name, each in pairs]
     images = replace(images, formats=np.array(formats))
@@ -249,8 +247,7 @@ def _sampled(images: Images) -> Float64[np.ndarray, "pixels channels"]:
         except BadImage as error:
             reason = f"{name!r} ({error.reason})"
             continue
-        sides = pixels.shape[:2]
-        rows, columns = (np.linspace(0, n - 1, min(n, ACROSS)).astype(int) for n in sides)
+        rows, columns = (spread_rows(side, ACROSS) for side in pixels.shape[:2])
         part = pixels[rows][:, columns].reshape(-1, pixels.shape[2])
         sampled.append(part.astype(np.float64))
     if not sampled:

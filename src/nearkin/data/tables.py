@@ -4,6 +4,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from posixpath import join, normpath, relpath, split
 from typing import Any, Final
@@ -106,12 +107,9 @@ def spelled(written: str) -> Iterator[str]:
 
 def existing(written: str, folders: Iterable[str]) -> str | None:
     """The absolute path of the file at a path relative to one of these folders."""
-    for path in spelled(written):
-        for folder in filter(None, folders):
-            full = "/" + normpath(join(folder, path)).lstrip("/")
-            if os.path.lexists(full):
-                return full
-    return None
+    places = product(spelled(written), filter(None, folders))
+    paths = ("/" + normpath(join(folder, path)).lstrip("/") for path, folder in places)
+    return next(filter(os.path.lexists, paths), None)
 
 
 class Resolver:
@@ -188,11 +186,6 @@ def folder_of(table: File) -> str:
     return str(table.resolve().parent) if isinstance(table, Path) else ""
 
 
-def called(rows: Rows) -> Rows:
-    """The rows with what their images are called: a box of an image is one by itself."""
-    return [(region(path, row.box) if row.box else path, row) for path, row in rows]
-
-
 def by_name(
     table: File, rows: Rows, find: Callable[[str], str | None]
 ) -> tuple[dict[str, Row], list[str]]:
@@ -201,7 +194,8 @@ def by_name(
     Two rows that say different things of one image are refused.
     """
     found, stray = dict[str, Row](), list[str]()
-    for written, row in rows:
+    for path, row in rows:
+        written = region(path, row.box)
         name = find(written)
         if name is None:
             stray.append(written)
@@ -234,7 +228,7 @@ def match(
         name = resolver.find(written)
         return name if name in resolver.names else None
 
-    found, stray = by_name(table, called(rows), find)
+    found, stray = by_name(table, rows, find)
     if not found:
         raise DataError(
             f"{table}: labels {named(stray)}, but the images are called "

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from nearkin.data.arrays import is_name
+from nearkin.data.boxes import region
 from nearkin.data.folders import list_files
 from nearkin.data.images import Arrays, Either, Folder, Images
 from nearkin.data.labels import (
@@ -32,7 +33,7 @@ from nearkin.data.opening import open_images
 from nearkin.data.remote import is_url
 from nearkin.data.scan import scan
 from nearkin.data.split import Split, has_test_split
-from nearkin.data.tables import Resolver, by_name, called, file_at, is_table, read_table
+from nearkin.data.tables import Resolver, by_name, file_at, is_table, read_table
 from nearkin.data.union import copies, union
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.pace import count
@@ -220,8 +221,8 @@ def recognize(images: Images, labeled: str) -> Recognized:
 
 def _by_table(data: Resolver) -> Recognized:
     path = data.table
-    table = called(read_table(path, "label"))
-    labeled = {written for written, row in table if row.label or row.unusable}
+    table = read_table(path, "label")
+    labeled = {region(written, row.box) for written, row in table if row.label or row.unusable}
     telling = [
         (written, row)
         for written, row in table
