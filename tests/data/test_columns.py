@@ -99,10 +99,11 @@ def test_groups_and_splits_of_a_table(tmp_path):
     assert images.groups.tolist() == [0, 0, 2, 3, 4, 5]
     assert images.splits.tolist() == ["train"] * 4 + ["test", "val"]
     named = {"split": {"names": ["test", "train"], "_type": "ClassLabel"}}
-    parts = with_features(named, split=[0, 1, 1, 0, 1, None], label=[*"ababab"])
-    parquet.write_table(parts, tmp_path / "t.parquet")
-    images = open_images(tmp_path / "t.parquet")
-    assert images.splits.tolist() == ["test", "train", "train", "test", "train", ""]
+    for numbers in ([0, 1, 1, 0, 1, None], [0.0, 1.0, 1.0, 0.0, 1.0, None]):
+        parts = with_features(named, split=numbers, label=[*"ababab"])
+        parquet.write_table(parts, tmp_path / "t.parquet")
+        images = open_images(tmp_path / "t.parquet")
+        assert images.splits.tolist() == ["test", "train", "train", "test", "train", ""]
 
 
 def test_a_table_that_ends_early_or_has_no_images_is_one_line(tmp_path):

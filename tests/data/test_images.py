@@ -327,6 +327,10 @@ def test_an_npz_may_have_parts_and_class_names(tmp_path):
     assert class_names(images) == ["dog", "cat", "cat", "dog", ""]
     assert [str(note) for note in images.notes] == ["left out: 1 label -1, which means no label"]
     assert (images.classes, images.read(0).max()) == (("cat", "dog"), 1)
+    for names, dimensions in (("dog", 0), ([["dog", "hound"], ["cat", "tom"]], 2)):
+        np.savez(tmp_path / "d.npz", **arrays, class_names=names)
+        with pytest.raises(DataError, match=f"class_names has {dimensions} dimensions"):
+            open_images(tmp_path / "d.npz")
 
 
 def test_labels_may_be_a_tensor_of_any_type():

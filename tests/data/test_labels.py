@@ -20,6 +20,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import open_table
 from nearkin.evaluation.vectors import write_embeddings
 from nearkin.run.data import open_split
+from nearkin.tables import write_csv
 
 
 def splits_of(images):
@@ -207,6 +208,18 @@ def test_a_cell_of_any_type_is_text_or_nothing():
         row = Row.of(cell, "g", "train")
         assert (row.label, row.group, row.split) == ("", "g", "train")
         assert row.unusable, cell
+
+
+def test_whole_numbers_of_any_length_are_classes_by_value(tmp_path):
+    """Python itself converts 4,300 digits at most."""
+    long = "9" * 5000
+    fill(tmp_path, *(f"{n}.png" for n in range(4)))
+    labels = zip(range(4), (long, "10", "9", "0010"), strict=True)
+    write_csv(tmp_path / "labels.csv", ("path", "label"), [(f"{n}.png", x) for n, x in labels])
+    images = open_images(tmp_path / "labels.csv")
+    assert images.classes == ("9", "0010", "10", long)
+    assert Row.of(long).named(["a", "b"]).label == ""
+    assert Row.of("0001.0").named(["a", "b"]).label == "b"
 
 
 CELLS = {

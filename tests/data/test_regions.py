@@ -256,6 +256,7 @@ def test_a_file_that_is_spelt_in_two_ways_is_one(photos):
         (coco([(7, 1, [0, 0, 9, 9])]), "an annotation names 7, which is not listed"),
         (coco([(0, 1, [5, 5, 0, 9])]), "no annotation has a box"),
         ({**coco([(0, 1, [0, 0, 9, 9])]), "images": [{"id": 0, "file_name": "gone.jpg"}]}, "1 of 1 files do not exist"),
+        ({**coco([(0, 1, [0, 0, 9, 9])]), "images": [{"id": 0, "file_name": 300 * "x" + ".jpg"}]}, "1 of 1 files do not exist"),
     ],
 )  # fmt: skip
 def test_a_coco_file_that_cannot_be_used_is_refused_in_one_line(photos, written, said, refusal):

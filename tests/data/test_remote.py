@@ -40,6 +40,18 @@ def test_a_store_is_read_as_files_are(form, tmp_path):
             assert np.array_equal(images.read(row), expected.read(row))
 
 
+def test_a_name_in_a_store_may_have_marks_that_end_addresses_of_pages():
+    assert remote.RemoteFile("s3://bucket/a#1?.parquet", 1, 0).suffix == ".parquet"
+    assert remote.RemoteFile("https://host/a.tar?sig=x.png#y", 1, 0).suffix == ".tar"
+
+
+def test_a_size_of_the_cache_that_is_none_is_said_of_archives_too(refusal, monkeypatch):
+    monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "many")
+    with serving(Store(FORMS["photos.tar"])) as server:
+        says = "error: NEARKIN_REMOTE_CACHE 'many' is no size; say 50G, or 0"
+        assert refusal(2, "check", f"{server}/photos.tar").strip() == says
+
+
 def test_names_over_http_are_those_of_the_files(tmp_path):
     """A page of links spells them percent-encoded; a table does not."""
     names = ("golden retriever/1.jpg", "golden retriever/2.jpg", "100%/a+b.jpg", "100%/ä&#.jpg")

@@ -92,6 +92,8 @@ def test_a_header_may_be_in_capitals_in_either_format(tmp_path):
             images = open_images(data / name, cache=False)
             assert class_names(images) == ["a", "b"]
             assert images.splits.tolist() == ["train", "test"]
+    parquet.write_table(table({"path": [b"1.png", b"2.png"]}), data / "t.parquet")
+    assert open_images(data / "t.parquet").names == ("1.png", "2.png")
     (data / "t.csv").write_text("path,label,Label\n1.png,a,b\n")
     parquet.write_table(table(columns | {"label": ["b", "a"]}), data / "t.parquet")
     images = {"image": [b"", b""], "label": ["a", "b"], "Label": ["b", "a"]}

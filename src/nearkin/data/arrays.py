@@ -196,6 +196,8 @@ def list_npz(path: File) -> Listing:
     with readable(path, ".npz", "save plain arrays", Exception), path.open("rb") as file:
         arrays = read_arrays(file, free_memory())
     names = arrays.get("class_names")
+    if names is not None and names.ndim != 1:
+        raise DataError(f"{path}: class_names has {names.ndim} dimensions; give a name per class")
     classes = None if names is None else tuple(map(text_of, names))
     found: dict[str, dict[str, str]] = {"images": {}, "labels": {}}  # Keys, by split
     for key in arrays:

@@ -92,10 +92,10 @@ class Row(NamedTuple):
         """The same with the name of the class whose number the label is; of others, with none."""
         if not WHOLE.fullmatch(self.label):
             return self
-        number, last = int(whole_number(self.label)), len(classes) - 1
+        number, last = float(self.label), len(classes) - 1
         if 0 <= number <= last:
-            return self._replace(label=text_of(classes[number]))
-        beyond = f"{number} of {count(len(classes), 'class')}"
+            return self._replace(label=text_of(classes[int(number)]))
+        beyond = f"{number:.0f} of {count(len(classes), 'class')}"
         return self._replace(label="", unusable=NO_CLASS if number == UNLABELED else beyond)
 
 
@@ -205,7 +205,8 @@ def numbered(
     form = {label: composed(label) for label in set(labels)}
     names = set(form.values()) - {"", *first}
     if all(name.isascii() and name.isdecimal() for name in names):
-        classes = (*first, *sorted(names, key=lambda name: (int(name), name)))
+        value = {name: name.lstrip("0") for name in names}  # Python converts 4,300 digits at most
+        classes = (*first, *sorted(names, key=lambda name: (len(value[name]), value[name], name)))
     else:
         classes = (*first, *sorted(names, key=in_bytes))
     position = {name: i for i, name in enumerate(classes)} | {"": UNLABELED}

@@ -1,6 +1,7 @@
 """Regions of images as images: boxes that a table lists, or a COCO file."""
 
 import hashlib
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -143,7 +144,8 @@ def _around(path: Path, first: str) -> list[str]:
         with suppress(OSError):
             folders += sorted(each for each in folder.iterdir() if each.is_dir())
     part = {split_of(word) for word in re.split(r"[\W_]+", path.stem)} - {""}
-    having = [folder for folder in folders if (folder / first).is_file()]
+    # Of a folder that may not be entered nobody can tell, so it does not have it.
+    having = [folder for folder in folders if os.path.isfile(folder / first)]  # noqa: PTH113
     meant = [folder for folder in having if split_of(folder.name) in part]
     files = {(folder / first).resolve(): folder for folder in having if split_of(folder.name)}
     if len(files) > 1 and above not in having and not meant:

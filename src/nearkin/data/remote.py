@@ -206,8 +206,9 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the address."""
-        return str(self).rpartition("/")[2]
+        """The last part of the address; those of web pages alone have a query or a fragment."""
+        address = str(self) if self.url.startswith("http") else self.url
+        return address.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
@@ -267,6 +268,8 @@ def readable(file: File, what: str, remedy: str, *errors: type[Exception]) -> It
         yield
     except RemoteError as error:
         raise DataError(f"{file}: cannot be read ({error.reason}); try again") from error
+    except UsageError:  # of the size of the cache; it is a ValueError, too
+        raise
     except errors as error:
         reason = " ".join(str(error).split())
         damaged = DataError(f"{file}: not a readable {what} ({reason}); {remedy}")

@@ -72,7 +72,8 @@ def _row(table: File, line: int, cells: Mapping[str, Any], column: str) -> tuple
         raise DataError(f"{table}, line {line}: no path; give every image its own")
     if row.split and not split_of(row.split):
         raise DataError(f"{table}, line {line}: split {row.split!r}; say train, val or test")
-    return str(cells["path"]), row
+    path = cells["path"]
+    return path.decode("utf-8", "surrogateescape") if isinstance(path, bytes) else str(path), row
 
 
 def _parquet_rows(file: io.BufferedReader, column: str) -> Iterator[tuple[int, dict[str, Any]]]:
