@@ -102,3 +102,20 @@ def test_k_means_of_mixed_images_has_one_set_of_novel_centers(init):
     assert (apart.joint == mixed.joint).all()
     assert (apart.novel >= KNOWN).all()
     assert (apart.novel[novel] != apart.joint[novel]).any()
+
+
+def test_k_means_leaves_classes_out_that_no_image_without_a_label_has(init):
+    """As the classifier of such a round does: their images are not there, nor are their clusters."""
+    encoder, tasks, _, _ = init
+    task = tasks["gcd"]
+    features = encoder.cached.center
+    excluded = np.zeros((len(features), task.num_classes), bool)
+    excluded[task.label == UNLABELED, 1] = True
+    clustering = kmeans_clustering(features, task, 0, excluded)
+    assert {*clustering.joint.tolist()} == {*range(task.num_classes)} - {1}
+    rows = task.rows[task.label[task.rows] != 1]
+    label = np.where(task.label > 1, task.label - 1, task.label)
+    fewer = replace(task, label=label, rows=rows, num_known=KNOWN - 1)
+    alone = kmeans_clustering(features, fewer, 0)
+    assert (clustering.joint - (clustering.joint > 1) == alone.joint).all()
+    assert (clustering.novel - 1 == alone.novel).all()

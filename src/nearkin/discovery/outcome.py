@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -95,22 +95,32 @@ def head_clustering(
 
 
 def kmeans_clustering(
-    features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int
+    features: Float[Tensor, "images dim"],
+    task: DiscoveryTask,
+    seed: int,
+    excluded: Bool[np.ndarray, "images classes"] | None = None,
 ) -> Clustering:
     """Cluster the images to learn from by k-means; others go to the nearest center.
 
     `joint` clusters all of them, with labeled images fixed in their class (semi-supervised
-    k-means, Vaze et al. 2022, section 3.2). `novel` is the nearest of its novel centers or, if
-    unlabeled images are disjoint from the known classes, by k-means of these alone.
+    k-means, Vaze et al. 2022, section 3.2), but without the classes that are `excluded` and their
+    images. `novel` is the nearest of its novel centers or, if unlabeled images are disjoint from
+    the known classes, by k-means of these alone.
     """
     from sklearn.metrics import pairwise_distances_argmin
 
     x = compact(features).astype(np.float64)
-    joint = constrained_kmeans(x[task.rows], task.label[task.rows], task.num_classes, seed=seed)
-    nearest = pairwise_distances_argmin(x, joint.centers)
+    classes = np.arange(task.num_classes)
+    if excluded is not None:
+        classes = classes[~excluded.any(axis=0)]
+    rows = task.rows[np.isin(task.label[task.rows], [UNLABELED, *classes])]
+    number = np.searchsorted(classes, task.label[rows])
+    label = np.where(task.label[rows] == UNLABELED, UNLABELED, number)
+    joint = constrained_kmeans(x[rows], label, len(classes), seed=seed)
+    nearest = classes[pairwise_distances_argmin(x, joint.centers)]
     if not task.num_novel:
         return Clustering(nearest, nearest)
-    centers = joint.centers[task.num_known :]
+    centers = joint.centers[-task.num_novel :]
     if task.disjoint:
         no_labels = np.full(len(task.unlabeled), UNLABELED)
         rows = x[task.unlabeled]
@@ -268,10 +278,12 @@ def build_outcome(
     result, *other_seeds = by_number[task.num_novel]
     others = [clustering.of(task)[assignments.rows] for clustering in other_seeds]
     clusterings, name = {OURS: result}, BASELINE[task.mode]
-    clusterings[name] = kmeans_clustering(stages.encoder.cached.center, task, stages.base.seed)
+    excluded = None if task.disjoint else dataset.excluded(task.num_classes)
+    cluster = partial(kmeans_clustering, task=task, seed=stages.base.seed, excluded=excluded)
+    clusterings[name] = cluster(stages.encoder.cached.center)
     if len(dataset.images) <= PIXEL_BANK:
         pixels = pixel_features([dataset.images], int(stages.base.workers))[0]
-        clusterings[f"{name}, pixels"] = kmeans_clustering(pixels, task, stages.base.seed)
+        clusterings[f"{name}, pixels"] = cluster(pixels)
     late = late_findings(assignments.predictions, disjoint=task.disjoint)
     return Outcome(
         run=state.run,
