@@ -72,12 +72,10 @@ format: $(VENV)/developed
 	$(RUN)ruff check --fix .
 	$(RUN)ruff format .
 
-# The page of each method, from its code, its recipes and docs/measured.toml; the counts of
-# docs/architecture.md, from the source; the section of docs/results.md beside lightly, from the rows
-# in docs/results.
+# The page of each method, from its code, its recipes and docs/measured.toml; the section of
+# docs/results.md beside lightly, from the rows in docs/results.
 docs: $(VENV)/installed
 	$(RUN)python docs/method_pages.py
-	$(RUN)python docs/architecture.py
 	PYTHONPATH=. $(RUN)python docs/results_page.py
 
 # The documentation as a site, in build/site. A warning is an error: links that lead nowhere, pages

@@ -12,13 +12,13 @@ sys.path.insert(0, str(DOCS))
 import architecture  # noqa: E402  (beside this file)
 
 ROOT: Final = DOCS.parent
-ROOMS: Final = (
+PACKAGES: Final = (
     "The packages of nearkin, from the command line to plain types; "
     "arrows point from a package to those that it imports"
 )
 EXAMPLE: Final = ROOT / "build" / "example"  # A report that `make site` has made
 SHOWN: Final = {
-    "architecture": ("<!-- image -->", f"![{ROOMS}](architecture.png)"),
+    "architecture": ("<!-- image -->", f"![{PACKAGES}](architecture.png)"),
     "index": ("<!-- example -->", '<a href="example-report.html">An example report</a>'),
 }
 """What stands in place of a comment of a page, by the page."""
@@ -57,10 +57,9 @@ def link_outside(app: Any, document: str, source: list[str]) -> None:
     source[0] = LINK.sub(linked, source[0])
 
 
-def draw_rooms(app: Any) -> None:
+def draw_packages(app: Any) -> None:
     """Draw the image of architecture.md, which no commit holds."""
-    source = architecture.Source(architecture.OWN)
-    architecture.draw_rooms(Path(app.srcdir) / "architecture.png", source)
+    architecture.draw(Path(app.srcdir) / "architecture.png")
 
 
 def show(_: Any, document: str, source: list[str]) -> None:
@@ -71,6 +70,6 @@ def show(_: Any, document: str, source: list[str]) -> None:
 
 def setup(app: Any) -> None:
     """Register what this file adds to Sphinx."""
-    app.connect("builder-inited", draw_rooms)
+    app.connect("builder-inited", draw_packages)
     app.connect("source-read", link_outside)
     app.connect("source-read", show)

@@ -55,6 +55,6 @@ def test_what_needs_nothing_heavy_imports_nothing_heavy():
 
 
 def test_every_package_is_in_the_image_of_the_site(tmp_path):
-    architecture.draw_rooms(tmp_path / "rooms.png", architecture.Source(architecture.OWN))
-    with Image.open(tmp_path / "rooms.png") as image:
+    architecture.draw(tmp_path / "packages.png")
+    with Image.open(tmp_path / "packages.png") as image:
         assert min(image.size) > 500
