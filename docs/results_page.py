@@ -1,4 +1,4 @@
-"""Write the sections of docs/results.md that are made from rows of peers.jsonl and times.jsonl.
+"""Write the section of docs/results.md that is made from the rows of peers.jsonl.
 
     PYTHONPATH=. python docs/results_page.py
 
@@ -6,34 +6,23 @@
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.peers.plan import SEEDED, SEEDS, SIDES, Run, Unit, plan
+from benchmarks.peers.plan import SEEDED, SIDES, Run, Unit, plan
 from benchmarks.peers.plan import rows as measured
 
 ROOT: Final = Path(__file__).parents[1]
-RESULTS: Final = Path("docs/results")
+ROWS: Final = Path("docs/results/peers.jsonl")
 PAGE: Final = Path("docs/results.md")
-BEGIN: Final = "<!-- Made by `make docs` from docs/results/{}. -->"
+BEGIN: Final = "<!-- Made by `make docs` from docs/results/peers.jsonl. -->"
 END: Final = "<!-- End of what is made. -->"
 
 DATA: Final = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
-TIMED: Final = {
-    "cifar10": "CIFAR-10",
-    "caltech": "Caltech-99",
-    "fashion10k": "Fashion-MNIST, 10,000 training images",
-    "digits": "Digits, never used to choose `auto`",
-    "omniglot": "Omniglot, never used to choose `auto`",
-}
 BASELINES: Final = {"pixels": "raw pixels", "untrained": "untrained network"}
 NOT_RUN: Final = "not run"
 Row = dict[str, Any]
-
-ARMS: Final = ("auto", "published", "published, same network")
-METRICS: Final = ("kNN top-1", "linear probe", "cluster accuracy")
 
 
 def load(file: Path) -> dict[str, Row]:
@@ -202,140 +191,17 @@ runs of one seed. Epochs and images per second are nearkin's, then lightly's. At
 ({", ".join(SEEDED)}), batches and rates are still each side's own."""
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A training of a given time."""
-
-    data: str
-    method: str
-    minutes: int
-    threads: int
-    seed: int = 0
-    arm: str = "auto"
-
-    @property
-    def name(self) -> str:
-        """A name for files, and the key of its row.
-
-        >>> Timed("digits", "simclr", 2, 1, 0, "published, same network").name
-        'digits-simclr-2m-1t-0-published-same-network'
-        """
-        arm = self.arm.replace(",", "").replace(" ", "-")
-        return f"{self.data}-{self.method}-{self.minutes}m-{self.threads}t-{self.seed}-{arm}"
-
-
-def timed_plan() -> list[Timed]:
-    """Return all trainings of a given time, the most important first."""
-    runs = [Timed("cifar10", "simclr", minutes, 2, seed) for minutes in (15, 60) for seed in SEEDS]
-    runs += [Timed("cifar10", method, 30, 1) for method in ("byol", "nnclr")]
-    runs += [Timed("cifar10", "simclr", 45, 1), Timed("cifar10", "instdisc", 30, 1)]
-    for data, minutes in (("digits", 2), ("omniglot", 3)):
-        runs += [Timed(data, "simclr", minutes, 1, seed, arm) for seed in SEEDS for arm in ARMS]
-    runs += [Timed("caltech", "simclr", 30, 2, seed) for seed in SEEDS]
-    runs += [Timed("fashion10k", "simclr", 15, 2, seed) for seed in SEEDS]
-    runs += [Timed("fashion10k", "simclr", 15, 1)]
-    return runs
-
-
-def timed_cell(values: Sequence[Sequence[float]]) -> str:
-    """Format a metric: of one run with its interval, of several seeds their mean and range.
-
-    >>> timed_cell([[0.5, 0.4, 0.6]]), timed_cell([[0.5, 0.4, 0.6], [0.7, 0.6, 0.8]])
-    ('50.0 % [40.0, 60.0]', '60.0 % (50.0 to 70.0)')
-    """
-    return interval(*values[0]) if len(values) == 1 else spread([value for value, _, _ in values])
-
-
-def timed_line(runs: Sequence[Timed], rows: dict[str, Row]) -> list[str]:
-    """Return the cells of the runs that differ in their seed only."""
-    of = [rows[run.name] for run in runs if run.name in rows]
-    first = runs[0]
-    cores = "1 core" if first.threads == 1 else f"{first.threads} cores"
-    arm = first.method if first.arm == "auto" else first.arm
-    name = f"{arm}, {first.minutes} min of {cores}"
-    if not of:
-        return [name, f"0 of {len(runs)}", NOT_RUN, *[""] * (1 + len(METRICS))]
-    spent = [row["cpu_seconds"] / 60 for row in of if row.get("cpu_seconds")]
-    return [
-        name,
-        f"{len(of)} of {len(runs)}",
-        f"{fmean(row['epochs'] for row in of):.0f}",
-        f"{fmean(spent):.0f}" if spent else "",
-        *(timed_cell([row["measures"]["encoder"][metric] for row in of]) for metric in METRICS),
-    ]
-
-
-def timed_table(runs: Sequence[Timed], rows: dict[str, Row]) -> str:
-    """Return the table of one data set, with its baselines."""
-    header = ["run", "seeds", "epochs", "CPU minutes", *METRICS]
-    lines = [header, ["---"] * len(header)]
-    alike: dict[tuple[str, str, int, int], list[Timed]] = {}
-    for run in runs:
-        alike.setdefault((run.arm, run.method, run.minutes, run.threads), []).append(run)
-    lines += [timed_line(group, rows) for group in alike.values()]
-    done = [rows[run.name] for run in runs if run.name in rows]
-    # Of `auto` alone: others have another network. Baselines depend on the seed by rounding only.
-    for table in BASELINES if done else ():
-        values = next(row["measures"][table] for row in done if row["arm"] == "auto")
-        cells = [timed_cell([values[metric]]) for metric in METRICS]
-        lines.append([f"{BASELINES[table]} (baseline)", "", "", "", *cells])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def timed_section(rows: dict[str, Row]) -> str:
-    """Return the section of trainings that have a time."""
-    parts = [TIMED_INTRODUCTION]
-    for data, title in TIMED.items():
-        parts += [f"### {title}", timed_table([r for r in timed_plan() if r.data == data], rows)]
-    done = [rows[run.name] for run in timed_plan() if run.name in rows]
-    commits, machines = ({row[key] for row in done} for key in ("commit", "machine"))
-    torch = {row["versions"]["torch"] for row in done}
-    parts.append(
-        f"{len(done)} of {len(timed_plan())} trainings are here. Commits: {_listed(commits)}. "
-        f"Machine: {_listed(machines)}. torch {_listed(torch)}."
-    )
-    return "\n\n".join(parts)
-
-
-def _listed(values: Iterable[str]) -> str:
-    return ", ".join(sorted(values))
-
-
-TIMED_INTRODUCTION: Final = """\
-    python benchmarks/reproduce/times.py OUT --cifar10 cifar10.npz --caltech caltech99.tar \\
-        --fashion10k fashion10k.npz --omniglot omniglot/      # at commit a40ae3c
-
-runs, among others,
-
-    nearkin train cifar10.npz --max-time 15m
-    nearkin train cifar10.npz --method byol --max-time 30m    # on one core
-    nearkin train caltech99.tar --max-time 30m
-
-Only the time and the method are given. The time is that of the whole run with its evaluation;
-baselines come on top. `published` is recipe:cifar10/simclr (ResNet-18, LARS) for as long as the
-same time allows; `published, same network` has the network of `auto`. Other work ran on the
-machine, which makes a run longer than planned, but not better.
-
-Test split (digits and Omniglot: a fifth held out by `--val 0.2`), last epoch; kNN at temperature
-0.1 and k 200, or 20 below 10,000 training images. For one seed, cells have the 95 % interval over
-test images in brackets; for several, the mean and the range in parentheses."""
-
-
-def page(text: str, rows: dict[str, Row], timed: dict[str, Row]) -> str:
-    """Return the page with the sections between their marks made anew."""
-    for name, made in (("peers.jsonl", section(rows)), ("times.jsonl", timed_section(timed))):
-        begin = BEGIN.format(name)
-        before, rest = text.split(begin)
-        after = rest.split(END, maxsplit=1)[1]
-        text = f"{before}{begin}\n\n{made}\n\n{END}{after}"
-    return text
+def page(text: str, rows: dict[str, Row]) -> str:
+    """Return the page with the section between its marks made anew."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END, maxsplit=1)[1]
+    return f"{before}{BEGIN}\n\n{section(rows)}\n\n{END}{after}"
 
 
 def main() -> None:
     """Write the page."""
-    file = ROOT / PAGE
-    rows = (load(ROOT / RESULTS / name) for name in ("peers.jsonl", "times.jsonl"))
-    file.write_text(page(file.read_text(encoding="utf-8"), *rows), encoding="utf-8")
+    file, rows = ROOT / PAGE, load(ROOT / ROWS)
+    file.write_text(page(file.read_text(encoding="utf-8"), rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

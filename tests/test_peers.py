@@ -114,5 +114,4 @@ def test_a_run_that_shared_its_core_is_refused_by_the_wall_clock_only():
 
 def test_the_committed_page_is_made_from_the_committed_rows():
     committed = (ROOT / table.PAGE).read_text(encoding="utf-8")
-    rows = (table.load(ROOT / table.RESULTS / name) for name in ("peers.jsonl", "times.jsonl"))
-    assert table.page(committed, *rows) == committed, "run `make docs`"
+    assert table.page(committed, table.load(ROOT / table.ROWS)) == committed, "run `make docs`"
