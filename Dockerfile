@@ -1,7 +1,8 @@
 # nearkin on CPUs:
 #
 #     docker build -t nearkin .
-#     docker run --rm -v "$PWD:/work" nearkin train photos/ --epochs 100
+#     docker run --rm --shm-size 2g --user "$(id -u):$(id -g)" -e HOME=/tmp -v "$PWD:/work" \
+#         nearkin train photos/ --epochs 100
 FROM python:3.13-slim AS build
 COPY . /source
 RUN pip install --no-cache-dir build && python -m build --wheel --outdir /dist /source

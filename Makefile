@@ -77,6 +77,7 @@ format: $(VENV)/developed
 docs: $(VENV)/installed
 	$(RUN)python docs/method_pages.py
 	PYTHONPATH=. $(RUN)python docs/results_page.py
+	$(RUN)python -m benchmarks.discovery.tables
 
 # The documentation as a site, in build/site. A warning is an error: links that lead nowhere, pages
 # that no page leads to.

@@ -24,7 +24,7 @@ from PIL import Image, ImageFilter, ImageOps
 
 from benchmarks.discovery.sets import LITE0
 from benchmarks.shared.datasets import as_jpeg
-from benchmarks.shared.options import Option
+from benchmarks.shared.options import Option, folder_of
 from benchmarks.shared.rows import Row
 from nearkin.auditing.data import Audited
 from nearkin.auditing.labels import Voters, check_labels
@@ -87,7 +87,7 @@ class Planted:
     """Images of a set, of which a quarter is for the test, with copies and with another camera."""
 
     def __init__(self, name: str, options: Namespace, folder: Path) -> None:
-        data, encoder = (text.format(folder=options.data) for text in SETS[name])
+        data, encoder = (text.format(folder=folder_of(options)) for text in SETS[name])
         every = open_images(data)
         rng = np.random.default_rng(options.seed)
         rows = rng.permutation(len(every))[: options.count]
@@ -103,7 +103,7 @@ class Planted:
                 (folder / kind).mkdir(exist_ok=True)
                 edit(image).save(folder / kind / f"{number:06}.png")
         self.images = open_images(folder, labels="none", cache=False)
-        size: int | Literal["auto"] = "auto" if "runs" in encoder else options.image_size
+        size: int | Literal["auto"] = options.image_size if SETS[name][1] == LITE0 else "auto"
         extracted = Extraction(load(encoder, image_size=size), self.images, UNTOUCHED, CPU, 0)
         self.vectors = unit(extracted.compute().features.center).numpy()
         self.row = {name: row for row, name in enumerate(self.images.names)}

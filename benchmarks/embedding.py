@@ -32,6 +32,7 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import normalize
+from nearkin.distributed.allocation import keep_freed_memory
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import images_at_once, inference
 from nearkin.evaluation.embeddings import encode_images
@@ -54,14 +55,14 @@ def build(name: str, size: int) -> Encoder:
 
 
 def forward(encoder: Encoder, images: Images, workers: int) -> float:
-    """Return the seconds of the bare network, on pixels that are decoded before."""
-    size = images_at_once(encoder.image_size, CPU)
+    """Return the seconds of the network that computes features, on pixels decoded before."""
+    size, network = images_at_once(encoder.image_size, CPU), inference(encoder, CPU).network
     pixels = list(CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers))
-    start = time.perf_counter()
-    with torch.inference_mode():
+    with torch.inference_mode(), keep_freed_memory():
+        start = time.perf_counter()
         for batch in pixels:
-            encoder(normalize(batch))
-    return time.perf_counter() - start
+            network(normalize(batch))
+        return time.perf_counter() - start
 
 
 def embed(encoder: Encoder, images: Images, workers: int) -> float:

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Int, UInt8
 from PIL import Image
 
 from benchmarks.audit import CPU, camera
-from benchmarks.shared.options import Option
+from benchmarks.shared.options import Option, folder_of
 from benchmarks.shared.rows import Row
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
@@ -128,7 +128,7 @@ def scored(
         for bank in (0, 1)
         for asked in (0, 1)
     }
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng((seed, 1))  # of its own: `seed` decides the camera in training
     coins = [rng.random(len(each)) < 0.5 for each in (train[0], test[0])]
     own, asked = (np.where(coin, "new", "old") for coin in coins)
     both = mixed(train, coins[0]), mixed(test, coins[1])
@@ -146,7 +146,7 @@ def run(options: Namespace) -> Iterator[Row]:
     cases = ((name, share) for name in options.sets for share in options.shares)
     for name, share in cases:
         for seed in options.seeds:
-            train, test = drawn(Path(options.data) / f"{name}.npz", seed, options)
+            train, test = drawn(folder_of(options) / f"{name}.npz", seed, options)
             (pixels, labels), num_bank = train, options.count // 3
             new, tested = planted(pixels), (test[0], planted(test[0]))
             odd = labels % 2 == 1

@@ -1,6 +1,6 @@
-"""Time and memory of `nearkin evaluate` on many vectors, by one process and by two.
+"""Time and memory of `nearkin evaluate` on many vectors.
 
-    python -m benchmarks many_vectors [--train 1000000] [--test 10000] [--processes 1 2]
+    python -m benchmarks many_vectors [--train 1000000] [--test 10000]
 
 Vectors of 384 numbers, Gaussian clusters of 100 classes, are written to FOLDER (by default a
 temporary one) as `nearkin embed` writes them, unless they are there. Then the first are the bank

@@ -127,7 +127,7 @@ def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
         device=setting.device,
         labels=np.where(classes < 5, classes, UNLABELED) if method.uses_labels else None,
     )
-    total = 1000
+    total = 1_000_000  # more than are ever taken
     return steps(
         method,
         optimizer,

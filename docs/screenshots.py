@@ -1,6 +1,6 @@
 """The images of docs/look: pages of two runs on digits, photographed in Chromium.
 
-    python docs/screenshots.py [FOLDER]      # needs chromium and the dev extra; some minutes
+    python docs/screenshots.py [FOLDER]      # needs chromium and the group test; some minutes
 
 Trains and discovers in FOLDER (a temporary one by default) as the README says, so the images show
 what a reader gets. The image of embedded photographs is made anew if FOLDER holds the run that

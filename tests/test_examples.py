@@ -19,6 +19,7 @@ from torch import nn
 from torchvision.models import resnet18
 
 import nearkin
+from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import write_encoder
 from nearkin.networks.backbone import build_backbone
 
@@ -37,6 +38,33 @@ def network():
 
 def learned(before, after):
     return not all(map(torch.equal, before.parameters(), after.parameters()))
+
+
+def test_a_data_set_of_torchvision_is_packed_for_nearkin(tmp_path, monkeypatch):
+    """MNIST as torchvision keeps it: idx files, of which it takes those that are there."""
+    raw, rng = tmp_path / "root/MNIST/raw", np.random.default_rng(0)
+    raw.mkdir(parents=True)
+    packed = {}
+    for part, name, num in (("train", "train", 6), ("test", "t10k", 4)):
+        x = rng.integers(0, 256, (num, 28, 28), dtype=np.uint8)
+        y = np.arange(num, dtype=np.uint8)
+        for array, kind in ((x, "images-idx3"), (y, "labels-idx1")):
+            head = np.array([8 << 8 | array.ndim, *array.shape], ">i4").tobytes()
+            (raw / f"{name}-{kind}-ubyte").write_bytes(head + array.tobytes())
+        packed |= {f"x_{part}": x, f"y_{part}": y}
+    words = ["pack", "MNIST", str(tmp_path / "mnist.npz"), "--root", str(tmp_path / "root")]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(EXAMPLES / "data/pack_torchvision.py"), run_name="__main__")
+    with np.load(tmp_path / "mnist.npz") as written:
+        assert all(np.array_equal(written[key], array) for key, array in packed.items())
+    images = open_images(tmp_path / "mnist.npz")
+    assert images.splits.tolist() == ["test"] * 4 + ["train"] * 6
+    assert images.classes == tuple(
+        sorted(
+            f"{n} - {word}"
+            for n, word in enumerate(("zero", "one", "two", "three", "four", "five"))
+        )
+    )
 
 
 @pytest.mark.needs("lightning")

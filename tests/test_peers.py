@@ -22,7 +22,7 @@ def run(side="nearkin", method="simclr", network="small"):
     return plan.Run(side, network, method, "cifar10", 0, 2, "epochs")
 
 
-def test_no_two_runs_have_one_name_and_all_pairs_but_the_floors_have_both_sides():
+def test_no_two_runs_have_one_name_and_all_pairs_but_the_baselines_have_both_sides():
     runs = [each for pair in plan.plan() for each in pair]
     assert len({each.name for each in runs}) == len(runs)
     trained = [pair for pair in plan.plan() if pair[0].side != "baseline"]

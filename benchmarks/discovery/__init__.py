@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.discovery.sets import SETS, Bench
-from benchmarks.shared.options import Option
+from benchmarks.shared.options import Option, folder_of
 from benchmarks.shared.rows import Row, commit
 from benchmarks.shared.seeds import interval
 from nearkin.discovery.outcome import Clustering, head_clustering, kmeans_clustering
@@ -80,7 +80,7 @@ def run(options: Namespace) -> Iterator[Row]:
     kept = read(options.csv)
     for name in options.sets:
         for seed in options.seeds:
-            bench = Bench(name, seed, Path(options.data))
+            bench = Bench(name, seed, folder_of(options))
             task = bench.task("gcd")
             for arm in options.arms:
                 key = "gcd", name, str(seed), arm

@@ -27,14 +27,14 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from benchmarks.peers.plan import EPOCHS, FLOORS, METHODS, SECONDS, Pair, Run, plan, rows
+from benchmarks.peers.plan import BASELINES, EPOCHS, METHODS, SECONDS, Pair, Run, plan, rows
 from benchmarks.shared.options import Option
 from benchmarks.shared.rows import ROOT, Row
 
 REFUSED = 3  # exit status of `side.py`
 FILES: Final = {"cifar10": "cifar10.npz", "fashion": "fashion_mnist.npz"}
 OPTIONS: Final = (
-    Option("methods", [*METHODS, *FLOORS], "those to compare", quick=["pixels", "simclr"]),
+    Option("methods", [*METHODS, *BASELINES], "those to compare", quick=["pixels", "simclr"]),
     Option("out", "runs/peers", "where runs are kept; a temporary folder if empty", quick=""),
     Option("results", "docs/results/peers.jsonl", "rows; in OUT if empty", quick=""),
     Option("seconds", SECONDS, "budget of a run", quick=2.0),
@@ -142,7 +142,9 @@ def finish(pair: Pair, cores: Sequence[int], where: Where) -> list[dict[str, Any
 
 
 def shown(kept: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    """Yield the row of a pair, or of each floor."""
+    """Yield the row of a pair, or of each baseline; none of a pair that was refused."""
+    if not kept:
+        return
     errors = {row["side"]: 1 - row["knn"] for row in kept}
     if "baseline" in errors:
         yield from (Row(row["name"], 1 - row["knn"], "kNN error") for row in kept)
@@ -179,11 +181,11 @@ def where_of(options: Namespace, stack: contextlib.ExitStack) -> Where:
 
 
 def missing(options: Namespace, where: Where) -> Iterator[Pair]:
-    """Yield the pairs that are asked for and have no rows; without lightly, floors alone."""
+    """Yield the pairs that are asked for and have no rows; without lightly, baselines alone."""
     methods = options.methods
     if not find_spec("lightly"):
-        print("lightly is not installed: floors alone", file=sys.stderr)
-        methods = [name for name in methods if name in FLOORS]
+        print("lightly is not installed: baselines alone", file=sys.stderr)
+        methods = [name for name in methods if name in BASELINES]
     done = {row["name"] for row in rows(where.results)}
     for pair in plan(options.seconds, options.epochs):
         run = pair[-1]

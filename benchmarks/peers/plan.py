@@ -1,4 +1,4 @@
-"""Which runs there are: pairs of nearkin and lightly, and floors."""
+"""Which runs there are: pairs of nearkin and lightly, and baselines."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 METHODS: Final = ("simclr", "moco", "byol", "simsiam", "nnclr", "swav")
-FLOORS: Final = ("pixels", "untrained")
+BASELINES: Final = ("pixels", "untrained")
 SEEDED: Final = ("simclr", "moco", "byol")  # with three seeds, and at equal epochs
 SEEDS: Final = (0, 1, 2)
 DATA: Final = ("cifar10", "fashion")
@@ -22,14 +22,14 @@ Unit = Literal["s", "epochs"]
 
 @dataclass(frozen=True)
 class Run:
-    """A training of one side, or a floor."""
+    """A training of one side, or a baseline."""
 
     side: str  # nearkin, lightly, or baseline
     network: str
-    method: str  # or pixels or untrained, for a floor
+    method: str  # or pixels or untrained, for a baseline
     data: str
     seed: int
-    budget: float  # 0 for a floor
+    budget: float  # 0 for a baseline
     unit: Unit = "s"
 
     @property
@@ -52,7 +52,7 @@ def pair(network: str, method: str, data: str, seed: int, budget: float, unit: U
     return tuple(Run(side, network, method, data, seed, budget, unit) for side in SIDES)
 
 
-def floors(data: str) -> Iterator[Pair]:
+def baselines(data: str) -> Iterator[Pair]:
     """Yield what every number of a data set has to beat."""
     untrained = [Run("baseline", network, "untrained", data, 0, 0.0) for network in (SMALL, LARGE)]
     yield Run("baseline", "none", "pixels", data, 0, 0.0), untrained[0]
@@ -61,14 +61,14 @@ def floors(data: str) -> Iterator[Pair]:
 
 def plan(seconds: float = SECONDS, epochs: int = EPOCHS) -> list[Pair]:
     """Return all pairs, the most important first."""
-    pairs = [next(floors(data)) for data in DATA]
+    pairs = [next(baselines(data)) for data in DATA]
     for method in METHODS:
         pairs += [pair(SMALL, method, data, 0, seconds) for data in DATA]
     for seed in SEEDS[1:]:
         pairs += [pair(SMALL, method, DATA[0], seed, seconds) for method in SEEDED]
     pairs += [pair(SMALL, method, DATA[0], 0, epochs, "epochs") for method in SEEDED]
     for data in DATA:
-        pairs += [pair(LARGE, "simclr", data, 0, seconds), *list(floors(data))[1:]]
+        pairs += [pair(LARGE, "simclr", data, 0, seconds), *list(baselines(data))[1:]]
     return pairs
 
 

@@ -161,7 +161,7 @@ def side(split: Split) -> int:
     return int(size)
 
 
-def floor(run: Run, split: Split) -> Metric:
+def baseline(run: Run, split: Split) -> Metric:
     """Measure what needs no training."""
     if run.method == "pixels":
         return evaluator.of_pixels(split)
@@ -219,7 +219,7 @@ def is_disturbed(run: Run, meter: Meter, clock: str) -> bool:
 def work(run: Run, split: Split, folder: Path, clock: str) -> int:
     """Train and measure; return the exit status."""
     if run.side == "baseline":
-        found = row(run, floor(run, split))
+        found = row(run, baseline(run, split))
     else:
         make = partial(trainer_of, run, split, folder)
         total = num_steps(run, make, clock)

@@ -39,9 +39,6 @@ def parser_of(name: str, text: str, options: Sequence[Option]) -> ArgumentParser
 def _add(parser: ArgumentParser, option: Option) -> None:
     flags = [f"--{option.name.replace('_', '-')}"]
     flags += ["-o"] if option.name == "output" else []
-    if isinstance(option.default, bool):
-        parser.add_argument(*flags, action="store_true", help=option.help)
-        return
     several = isinstance(option.default, list)
     kind = type(option.default[0] if several else option.default)
     parser.add_argument(
@@ -60,3 +57,10 @@ def parse(parser: ArgumentParser, options: Sequence[Option], words: Sequence[str
         every = (*options, *COMMON)
         parser.set_defaults(**{each.name: each.quick for each in every if each.quick is not None})
     return parser.parse_args(words)
+
+
+def folder_of(options: Namespace) -> Path:
+    """Return the folder of `--data`, of a benchmark that nothing made up would do for."""
+    if not options.data:
+        raise SystemExit("name the folder of the data and of the runs of its encoders by --data")
+    return Path(options.data)
