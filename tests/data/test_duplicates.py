@@ -237,7 +237,7 @@ def test_test_images_with_a_duplicate_in_the_training_part_are_counted(tmp_path)
         other = builders.soft(seed if seed % 2 else 9 + seed, (30, 30))
         other.save(tmp_path / "test" / "a" / f"{seed}.jpg")
     images = open_images(tmp_path, cache=False)
-    split = split_images(images, share=0, seed=0)
+    split = split_images(images, share=0.0, seed=0)
     leaked = [images.names[row] for row in split.test_rows[split.leaked]]
     assert leaked == ["test/a/1.jpg", "test/a/3.jpg"]
     report = check(tmp_path)

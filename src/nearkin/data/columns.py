@@ -34,7 +34,8 @@ def image_column(schema: Any) -> str | None:
             return cells.get_field_index("bytes") >= 0 and holds_bytes(cells.field("bytes").type)
         return bool(pa.types.is_binary(cells) or pa.types.is_large_binary(cells))
 
-    binary = [entry.name for entry in schema if holds_bytes(entry.type)]
+    others = _columns(schema).values()  # paths and labels may be bytes, too
+    binary = [each.name for each in schema if holds_bytes(each.type) and each.name not in others]
     named = [name for name in IMAGES if name in binary]
     return next(iter(named or (binary if len(binary) == 1 else [])), None)
 

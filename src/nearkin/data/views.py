@@ -277,7 +277,7 @@ class View:
             raise UsageError(f"{values!r} is no view; give a table of {', '.join(known)}")
         for key in values.keys() - set(known):
             raise UsageError(f"a view has no {key}.{suggestion(key, known)}")
-        return cls(**values)
+        return cls(**{key: _checked(key, value) for key, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as TOML and JSON hold them."""
