@@ -55,12 +55,13 @@ def test_studies_have_the_programs_that_pages_name():
         assert any(f"{file}/".startswith(f"{path}/") for file in there), path
 
 
-def test_the_tree_is_that_of_the_package():
-    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("    src/nearkin/\n")[1]
-    written = set(re.findall(r"\b(\w+(?:/|\.py))", tree.split("\n\n")[0]))
-    package = (ROOT / "src" / "nearkin").iterdir()
-    rooms = {path.name + "/" * path.is_dir() for path in package if path.suffix in ("", ".py")}
-    assert written == {room for room in rooms if not room.startswith("__")}
+def test_every_package_has_its_row_in_the_table_of_the_architecture():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`[^|]+`) \|", text, re.MULTILINE)
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    package = ROOT / "src" / "nearkin"
+    there = [*package.glob("[a-z]*.py"), *(file.parent for file in package.glob("*/__init__.py"))]
+    assert sorted(named) == sorted(path.stem for path in there)
 
 
 def test_words_that_the_field_does_not_use_are_found_in_pages_and_messages(monkeypatch, tmp_path):
