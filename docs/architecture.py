@@ -95,8 +95,8 @@ def draw(image: Path) -> None:
 
     files, rows = sorted(SOURCE.rglob("*.py")), layers()
     edges, packages = package_imports(files), [name for row in rows for name in row]
-    if strangers := {name for edge in edges for name in edge} - {*packages}:
-        raise SystemExit(f"not in pyproject.toml's layers: {', '.join(sorted(strangers))}")
+    if unlisted := {name for edge in edges for name in edge} - {*packages}:
+        raise SystemExit(f"not in pyproject.toml's layers: {', '.join(sorted(unlisted))}")
     figure, axes = plt.subplots(figsize=(9.0, 0.36 * len(packages) + 0.1 * len(rows)))
     middle, y = dict[str, float](), 0.0
     for number, row in enumerate(rows):

@@ -37,6 +37,11 @@ def cache_folder(kind: str) -> Path:
     return root / "nearkin" / kind
 
 
+def is_file(path: Path | str) -> bool:
+    """Whether this is a file; where nobody can tell, see `exists`, it is none."""
+    return os.path.isfile(path)  # noqa: PTH113  (that of a Path raises)
+
+
 def exists(path: Path) -> bool:
     """Whether a file or folder is there.
 

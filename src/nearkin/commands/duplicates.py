@@ -15,6 +15,7 @@ from nearkin.commands.arguments import EncoderLike, PathLike, command, processes
 from nearkin.commands.sources import (
     Vectors,
     VectorsLike,
+    check_apart,
     check_classes,
     check_listed,
     check_output,
@@ -324,8 +325,7 @@ def _check_outputs(
     """Refuse what must not be replaced before anything is computed; the data are read first."""
     for path, suffix in ((output, ".csv"), (page, ".html")):
         check_output(path, suffix, overwrite=overwrite, reads=reads)
-    if apply and output and Path(apply).resolve() == Path(output).resolve():
-        raise UsageError(f"-o and --apply are both {apply}; give each a file of its own")
+    check_apart(output, apply, "--apply")
     if apply is not None and Path(apply).suffix == ".csv":
         check_output(apply, ".csv", overwrite=overwrite, reads=reads)
     elif apply is not None:

@@ -13,13 +13,12 @@ from nearkin.classifier.assignments import COLUMNS, Assignments
 from nearkin.classifier.classifier import Classifier, read_classifier
 from nearkin.classifier.features import Extraction
 from nearkin.commands.arguments import PathLike, command, processes
-from nearkin.commands.sources import check_output, write_rows
+from nearkin.commands.sources import check_apart, check_output, write_rows
 from nearkin.config import AutoCountOrZero
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
-from nearkin.errors import UsageError
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
 from nearkin.run.copies import copy_to as copy_images
@@ -92,10 +91,9 @@ def predict(
     folder = RunFolder(Path(run))
     classifier = read_classifier(folder.classifier)
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
+    check_apart(output, copy_to, "--copy-to")
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
-        if output is not None and Path(output).resolve() == Path(copy_to).resolve():
-            raise UsageError(f"-o and --copy-to are both {output}; give each a name of its own")
     with resource_errors():
         where, log = choose_device(device), reporter_of(verbose)
         found = classified(classifier, encoder, data, where, processes(workers), log)

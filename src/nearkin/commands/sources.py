@@ -210,6 +210,12 @@ def check_output(
     check_target(Path(path), overwrite=overwrite, reads=reads)
 
 
+def check_apart(output: PathLike | None, other: PathLike | None, option: str) -> None:
+    """Refuse one path for `-o` and for the output of another option."""
+    if output and other and Path(output).resolve() == Path(other).resolve():
+        raise UsageError(f"-o and {option} are both {other}; give each a file of its own")
+
+
 def write_page(path: Path, page: str) -> None:
     """Write a page of HTML."""
     with creating(path):

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,7 +17,7 @@ from nearkin.data.remote import File, readable
 from nearkin.data.tables import COLUMNS, header_of
 from nearkin.data.unpacked import kept, unpacked, write_unpacked
 from nearkin.errors import DataError
-from nearkin.places import cache_folder
+from nearkin.places import cache_folder, is_file
 
 COLUMN_TABLES: Final = (".parquet", ".arrow")
 ROWS: Final = 256  # Rows that are copied at a time
@@ -109,8 +108,7 @@ def _with_bytes(batch: Any, column: str | None) -> Any:
     cells = images.to_pylist()
     for cell in cells:
         path = cell and cell.get("bytes") is None and cell.get("path")
-        # Where nobody can tell, as elsewhere, the row is listed as one without bytes.
-        if path and os.path.isfile(path):  # noqa: PTH113
+        if path and is_file(path):  # else the row is listed as one without bytes
             cell["bytes"] = Path(path).read_bytes()
     at = batch.schema.names.index(column)
     return batch.set_column(at, batch.schema.field(at), pa.array(cells, images.type))

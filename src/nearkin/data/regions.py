@@ -1,7 +1,6 @@
 """Regions of images as images: boxes that a table lists, or a COCO file."""
 
 import hashlib
-import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from nearkin.data.listing import Listing
 from nearkin.data.notes import note_on
 from nearkin.errors import DataError
 from nearkin.pace import count
+from nearkin.places import is_file
 
 OUTSIDE: Final = "box outside of the image"
 TOO_SMALL: Final = f"box of less than {MIN_SIDE} pixels"
@@ -144,8 +144,7 @@ def _around(path: Path, first: str) -> list[str]:
         with suppress(OSError):
             folders += sorted(each for each in folder.iterdir() if each.is_dir())
     part = {split_of(word) for word in re.split(r"[\W_]+", path.stem)} - {""}
-    # Of a folder that may not be entered nobody can tell, so it does not have it.
-    having = [folder for folder in folders if os.path.isfile(folder / first)]  # noqa: PTH113
+    having = [folder for folder in folders if is_file(folder / first)]
     meant = [folder for folder in having if split_of(folder.name) in part]
     files = {(folder / first).resolve(): folder for folder in having if split_of(folder.name)}
     if len(files) > 1 and above not in having and not meant:

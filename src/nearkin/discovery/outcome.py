@@ -270,16 +270,15 @@ def build_outcome(
     by_number = dict[int, list[Clustering]]()
     for number, seeds in methods.items():
         own = replace(task, num_novel=number)
-        # Where all known classes are excluded, scores with all classes possible are wanted too.
-        excluded = None if task.disjoint else dataset.excluded(own.num_classes)
+        excluded = _excluded(dataset, own)
         by_number[number] = [
             head_clustering(stages.encoder, method, own, excluded) for method in seeds
         ]
     result, *other_seeds = by_number[task.num_novel]
     others = [clustering.of(task)[assignments.rows] for clustering in other_seeds]
     clusterings, name = {OURS: result}, BASELINE[task.mode]
-    excluded = None if task.disjoint else dataset.excluded(task.num_classes)
-    cluster = partial(kmeans_clustering, task=task, seed=stages.base.seed, excluded=excluded)
+    excluded, seed = _excluded(dataset, task), stages.base.seed
+    cluster = partial(kmeans_clustering, task=task, seed=seed, excluded=excluded)
     clusterings[name] = cluster(stages.encoder.cached.center)
     if len(dataset.images) <= PIXEL_BANK:
         pixels = pixel_features([dataset.images], int(stages.base.workers))[0]
@@ -297,6 +296,16 @@ def build_outcome(
         findings=[*state.findings, *late],
         digest=classifier.below_heads(network).digest,
     )
+
+
+def _excluded(
+    dataset: DiscoveryData, task: DiscoveryTask
+) -> Bool[np.ndarray, "images classes"] | None:
+    """Return the classes that clusterings leave out of `joint`.
+
+    Where all known ones are excluded, scores with all classes possible are wanted, too.
+    """
+    return None if task.disjoint else dataset.excluded(task.num_classes)
 
 
 def _classified(
