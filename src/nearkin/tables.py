@@ -47,8 +47,10 @@ def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
             yield cells
 
 
-def csv_rows(table: io.BufferedReader) -> Iterator[tuple[int, dict[str, str]]]:
+def csv_rows(table: io.BufferedReader, column: str = "") -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the last line and the cells of each row of a table with a header line.
+
+    Of the columns that are read, of which `column` may be one more, none may be there twice.
 
     Spreadsheets may have put a mark before it, capitals in it, and semicolons or tabs for commas.
     A name of a file may be any bytes; what people write is UTF-8.
@@ -65,7 +67,7 @@ def csv_rows(table: io.BufferedReader) -> Iterator[tuple[int, dict[str, str]]]:
         try:
             columns = [cell.strip().lower() for cell in next(reader, [])]
             line = reader.line_num
-            own = [name for name in columns if name in ("path", *WRITTEN)]
+            own = [name for name in columns if name in ("path", *WRITTEN, column or "path")]
             if not (header.strip() and in_utf8(header) and len(set(own)) == len(own)):
                 raise ValueError("line 1: no header of different names; save it as UTF-8")
             for cells in reader:

@@ -224,7 +224,7 @@ def test_a_shard_that_ends_early_is_named(tmp_path):
     whole = (tmp_path / "1.tar").read_bytes()
     second = 512 + -(-len(encoded(0)) // 512) * 512
     says = r"1.tar: not a readable archive \(unexpected end of data\); pack"
-    for kept in (1000, 99):  # in the last image, and in a header
+    for kept in (1000, 99, 0):  # in the last image, in a header, and between two members
         (tmp_path / "1.tar").write_bytes(whole[: second + kept])
         with pytest.raises(DataError, match=says):
             open_images(tmp_path)

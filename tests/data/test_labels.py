@@ -71,6 +71,13 @@ def test_coco_and_folders_of_parts_below_or_inside_classes(tmp_path):
     assert (images.classes, splits_of(images)) == (("a", "b"), {"train": 4, "test": 4})
 
 
+@pytest.mark.parametrize("around", ["training_data", "test_data"])
+def test_a_folder_around_all_parts_is_no_part_whatever_it_is_called(tmp_path, around):
+    names = [f"{around}/{p}/{c}/{i}.png" for p in ("train", "val") for c in "ab" for i in "12"]
+    images = open_images(fill(tmp_path, *names), cache=False)
+    assert (images.classes, splits_of(images)) == (("a", "b"), {"train": 4, "val": 4})
+
+
 def parts(root, kind):
     """Images of three parts, as folders, as a table, as shards and as arrays."""
     rows = [(f"{part}{i}.png", part) for part in ("train", "dev", "test") for i in range(4)]
@@ -193,6 +200,9 @@ def test_groups_and_cameras_have_one_form_in_all_tables(tmp_path):
         assert Row.of(group=written).group == form
         table.write_text(f"path,camera\n{row}.png,{written}\n", encoding="utf-8")
         assert column_of("camera", images, str(table))[row] == form
+    table.write_text("path,camera,Camera\n0.png,a,b\n")
+    with pytest.raises(DataError, match="no header of different names"):
+        column_of("camera", images, str(table))
 
 
 def test_a_cell_of_any_type_is_text_or_nothing():

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from nearkin.metrics import probe as probe_file
 from nearkin.metrics.attentive import train_attentive_probe
 from nearkin.metrics.probe import (
     LEFT_OUT,
     STRENGTHS,
+    Choice,
     choice_folds,
     folds_of,
     held_out_logits,
@@ -98,6 +100,25 @@ def test_with_an_image_of_each_class_nothing_is_chosen():
     assert not probe.choice.images
     assert not len(held_out_logits(features, np.arange(4), probe.choice, seed=0).rows)
     assert (probe.predict(features) == np.arange(4)).all()
+
+
+def test_some_of_many_are_held_out_and_all_others_learned_from(monkeypatch):
+    """Else the fits of 100 images of 200 classes would know half of the classes at most."""
+    monkeypatch.setattr(probe_file, "MOST", 100)
+    labels, groups = np.arange(2000) % 200, np.arange(2000) // 400 * 200 + np.arange(2000) % 200
+    g = torch.Generator().manual_seed(0)
+    centers, noise = torch.randn(200, 32, generator=g), torch.randn(2000, 32, generator=g)
+    features = centers[torch.from_numpy(labels)] + 0.3 * noise
+    for together in (None, groups):
+        held_out = held_out_logits(features, labels, Choice(1.0, 0), seed=0, groups=together)
+        assert len(held_out.rows) == 100
+        assert held_out.correct.mean() > 0.95
+        assert (held_out.target == labels[held_out.rows]).all()
+    pairs = np.random.default_rng(0).permutation(1000) % 200  # labels of no meaning, images twice
+    pure, labels = noise[:1000].repeat(2, 1), np.concatenate([pairs, pairs])
+    groups = np.arange(2000) % 1000
+    held_out = held_out_logits(pure, labels, Choice(100.0, 0), seed=0, groups=groups)
+    assert held_out.correct.mean() < 0.1
 
 
 def test_what_is_predicted_while_held_out_knows_nothing_of_the_label():

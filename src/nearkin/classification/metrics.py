@@ -19,6 +19,7 @@ from nearkin.metrics.metric import Metric, Protocol, share, with_interval
 from nearkin.metrics.probe import train_probe
 from nearkin.run.opening import OpenRun
 
+HELD_OUT_ACCURACY: Final = "held-out training accuracy"
 MAJORITY: Final = "majority class"
 NEIGHBORS: Final = "kNN, frozen features"
 LINEAR: Final = "linear probe, frozen features"
@@ -44,8 +45,7 @@ def measure(
             method += "; the choice was made on them, so it is somewhat too high"
         protocol = {"method": method, "of": "training images"}
         groups = data.images.groups[validated.rows]
-        name = "held-out training accuracy"
-        metrics.append(share(name, validated.correct, protocol, groups=groups))
+        metrics.append(share(HELD_OUT_ACCURACY, validated.correct, protocol, groups=groups))
     return metrics
 
 

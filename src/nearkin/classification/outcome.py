@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nearkin.classification.data import LabeledData
+from nearkin.classification.metrics import HELD_OUT_ACCURACY
 from nearkin.classification.probes import Trained
 from nearkin.classifier.assignments import COLUMNS, Assignments
 from nearkin.classifier.calibration import BINS, calibrated
@@ -154,14 +155,18 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     }
     heading, *rows = metric_rows(columns)
     notes = [f"{flag}: {count(n, 'image')}" for flag, n in summary["flags"].items()]
-    doubts = len(summary["labels_to_check"])
+    doubts, ours = len(summary["labels_to_check"]), summary["metrics"][OURS]
     learned = sum(each["train"] > 0 for each in summary["classes"])  # others are in the test part
     return [
         f"learned {count(learned, 'class')} from {count(sizes['train'], 'image')}, "
         f"{summary['train_layers']}: {summary['protocol']}",
         *(aligned([heading, *rows]) if rows else []),
         *notes,
-        *([f"labels to check: {doubts}, see the page"] if doubts else []),
+        *(
+            [f"labels to check: {doubts} of {ours[HELD_OUT_ACCURACY]['n']:,}, see the page"]
+            if doubts
+            else []
+        ),
     ]
 
 
@@ -260,7 +265,8 @@ def _findings(outcome: Outcome) -> Iterator[str]:
             "another. They may be of a class that has no label yet."
         )
     if outcome.doubts:
-        yield f"{count(len(outcome.doubts), 'training label')} to check; see below."
+        checked = len(outcome.trained.validated.rows)
+        yield f"{count(len(outcome.doubts), 'training label')} of {checked:,} to check; see below."
 
 
 def _results(outcome: Outcome) -> Iterator[Table]:
@@ -315,8 +321,9 @@ def _unsure(outcome: Outcome) -> Tiles:
 def _doubts(outcome: Outcome) -> Tiles:
     return Tiles(
         "Labels to check",
-        "Training images that fits without them put into another class: a wrong label, or a "
-        "hard image. Below each: its label, and the class that is predicted.",
+        "Training images that fits without them put into another class: a wrong label, or a hard "
+        f"image, of {len(outcome.trained.validated.rows):,} that were held out. Below each: its "
+        "label, and the class that is predicted.",
         tuple(
             Tile(doubt.path, "", doubt.score, f"{doubt.label} → {doubt.predicted}")
             for doubt in outcome.doubts[:SHOWN]

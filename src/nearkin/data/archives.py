@@ -277,7 +277,7 @@ def _tar_members(path: File) -> Iterator[Member]:
                 yield Member(_plain(info.name), place, refused)
         file.seek(archive.offset)  # tarfile takes a damaged header, or half of one, for the end
         rest = file.read(PADDING + tarfile.BLOCKSIZE)
-        if len(rest) % tarfile.BLOCKSIZE:
+        if not rest or len(rest) % tarfile.BLOCKSIZE:
             raise tarfile.ReadError("unexpected end of data")
         if len(rest) > PADDING or rest.strip(b"\0"):
             raise tarfile.ReadError(f"neither a file nor the end at byte {archive.offset}")

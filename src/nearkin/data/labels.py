@@ -299,14 +299,21 @@ Paths = Mapping[str, Sequence[str]]  # The parts of folders, by folder
 
 
 def _splits(paths: Paths) -> tuple[dict[str, str], Paths]:
-    """The split of each folder, and its path without the folder that is called so."""
+    """The split of each folder, and its path without the folder that is called so.
+
+    A folder around all, such as training_data, counts only where none below has several parts.
+    """
+    found = dict.fromkeys(paths, ""), paths
     for level in range(max(map(len, paths.values()))):
         deep = {folder: path[level] for folder, path in paths.items() if level < len(path)}
         named = {folder: split_of(deep.get(folder, "")) for folder in paths}
         said = set(named.values())
-        if "" not in said or said >= {"train", "test"} or said >= {"train", "val"}:
-            return named, {f: [*path[:level], *path[level + 1 :]] for f, path in paths.items()}
-    return dict.fromkeys(paths, ""), paths
+        rest = {folder: [*path[:level], *path[level + 1 :]] for folder, path in paths.items()}
+        if said >= {"train", "test"} or said >= {"train", "val"}:
+            return named, rest
+        if "" not in said and not any(found[0].values()):
+            found = named, rest
+    return found
 
 
 def _class_paths(paths: Paths, splits: Mapping[str, str]) -> Paths:

@@ -44,7 +44,7 @@ def read_table(path: File, column: str = "") -> Rows:
     is_parquet = path.suffix.lower() == ".parquet"
     try:
         with path.open("rb") as file:
-            lines = _parquet_rows(file, column) if is_parquet else csv_rows(file)
+            lines = _parquet_rows(file, column) if is_parquet else csv_rows(file, column)
             rows = [_row(path, line, cells, column) for line, cells in lines]
     except OSError as error:
         raise DataError(

@@ -29,6 +29,7 @@ MOST: Final = 12_000  # Images that the choice is made with, at the most
 MOST_CLASSES: Final = 600  # Of which these are; of more classes, some are drawn, each whole
 WIDEST: Final = 2_048  # Wider features, such as raw pixels, are reduced to as many components
 LEFT_OUT: Final = UNLABELED  # The fold of images that are never held out
+UNUSED: Final = LEFT_OUT - 1  # Of those that are not learned from either
 
 STEPS = 300  # L-BFGS steps at the most, for each strength
 CHOICE_STEPS: Final = 100  # The same for a choice: weak regularizations alone take more
@@ -58,7 +59,9 @@ class Standardized:
         reduced = self.features if self.basis is None else self.basis
         return len(self.features), reduced.shape[1]
 
-    def __getitem__(self, rows: slice | Int[np.ndarray, " m"]) -> Float[Tensor, "m reduced"]:
+    def __getitem__(
+        self, rows: slice | Int[np.ndarray, " m"] | Int[Tensor, " m"]
+    ) -> Float[Tensor, "m reduced"]:
         x = (self.features[rows].float() - self.mean) / self.std
         return x if self.basis is None else x @ self.basis
 
@@ -242,13 +245,16 @@ def held_out_logits(
 ) -> "Validated":
     """Predict training images by probes of that strength that have not learned from them.
 
-    Of many images and classes, so many at random that their logits take 256 MB.
+    Of many images and classes, so many at random that their logits take 256 MB. The fits learn
+    from all others nonetheless: those of a few images of each class would be other ones.
     """
     task = _Task.of(features, labels, groups, seed)
     most = min(MOST, HELD // len(task.classes))
-    few = task.subset(np.sort(np.random.default_rng(seed).permutation(len(task.rows))[:most]))
-    validated = few.validated(folds_of(few.target, few.groups, seed), (choice.strength,))
-    return replace(validated.at(few.rows), choice=choice)
+    folds = choice_folds(task.target, task.groups, seed, most)
+    held = np.random.default_rng(seed).permutation(np.flatnonzero(folds != LEFT_OUT))
+    folds[held[most:]] = UNUSED
+    validated = task.validated(folds, (choice.strength,))
+    return replace(validated.at(task.rows), choice=choice)
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +300,7 @@ class _Task:
         self, folds: Int[np.ndarray, " labeled"], strengths: Sequence[float]
     ) -> "Validated":
         """Predict images by fits without them; rows are among these."""
-        x, y, num = self.x[:], self.y, len(self.classes)
+        x, y, num = self.held, self.y, len(self.classes)
 
         def fit(some: Tensor, strengths: Sequence[float]) -> list[LinearFit]:
             return fit_path(x[some], y[some], num, strengths, CHOICE_STEPS)
@@ -308,11 +314,15 @@ class _Task:
     def y(self) -> Int[Tensor, " labeled"]:
         return torch.from_numpy(self.target).to(self.x.mean.device)
 
+    @property
+    def held(self) -> Float[Tensor, "labeled dim"] | Standardized:
+        """The features, standardized at once if they are few."""
+        n, dim = self.x.shape
+        return self.x[:] if n * dim <= HELD else self.x
+
     def probe(self, choice: Choice) -> LinearProbe:
         """Fit all images."""
-        n, dim = self.x.shape
-        x = self.x[:] if n * dim <= HELD else self.x
-        (fit,) = fit_path(x, self.y, len(self.classes), (choice.strength,))
+        (fit,) = fit_path(self.held, self.y, len(self.classes), (choice.strength,))
         scale = self.x.mean, self.x.std, self.x.basis
         return LinearProbe(*scale, fit.weight, fit.bias, self.classes, choice, fit.converged)
 
@@ -370,11 +380,11 @@ def folds_of(labels: Numbers, groups: Numbers, seed: int, folds: int = FOLDS) ->
     return np.asarray(fold[member])
 
 
-def choice_folds(labels: Numbers, groups: Numbers, seed: int) -> Numbers:
-    """Return the same for a choice, which needs no further fold after `ENOUGH` images."""
+def choice_folds(labels: Numbers, groups: Numbers, seed: int, enough: int = ENOUGH) -> Numbers:
+    """Return the same, with no further fold after as many images as a choice needs."""
     folds = folds_of(labels, groups, seed)
     sizes = np.bincount(folds[folds != LEFT_OUT], minlength=FOLDS)
-    needed = 1 + int(np.searchsorted(sizes.cumsum(), ENOUGH))
+    needed = 1 + int(np.searchsorted(sizes.cumsum(), enough))
     return np.where(folds < needed, folds, LEFT_OUT)
 
 
@@ -410,13 +420,13 @@ def validate(
     `fit` fits the images of some rows for each strength in turn, and `logits` is what a fit
     predicts of others. For `folds` see `folds_of`.
     """
-    rows = np.flatnonzero(folds != LEFT_OUT)
+    rows = np.flatnonzero(folds >= 0)
     truth, fold_of = target[rows], folds[rows]
     if not len(rows):
         return Validated(Choice(1.0, 0), rows, np.zeros((0, num_classes), np.float32), truth)
     held_out = np.zeros((len(strengths), len(rows), num_classes), np.float32)
     for fold in np.unique(fold_of):
-        inside = torch.from_numpy(np.flatnonzero(folds != fold))
+        inside = torch.from_numpy(np.flatnonzero((folds != fold) & (folds != UNUSED)))
         own = fold_of == fold
         outside = torch.from_numpy(rows[own])
         for position, fitted in enumerate(fit(inside, strengths)):
