@@ -11,6 +11,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 from nearkin.choices import FULL, Protocol
+from nearkin.data.augmentations import AUGMENTATIONS
 from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import inference
@@ -199,6 +200,9 @@ def test_the_second_view_differs_from_the_image_and_is_drawn_by_the_seed(split):
     )
     plain = encode_images(inference(encoder, CPU), few, workers=0).vectors
     assert np.array_equal(first, again)
+    own = [{**AUGMENTATIONS["simclr_cifar"][0].to_dict(), "kind": "own"}]  # of a user's method
+    alone = second_view(encoder, few, seed=3, augment=own, device=CPU).vectors
+    assert np.array_equal(first, alone)
     assert (first != other).any()
     assert (first != plain).any()
 

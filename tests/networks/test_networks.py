@@ -113,6 +113,9 @@ def test_parts_cover_a_network_in_order():
         ("timm:vit_tiny_patch16_224", 12, "norm"),
         ("torchvision:vit_b_32", 12, "encoder.ln"),
         ("timm:convnext_atto", 12, "head"),
+        ("torchvision:densenet121", 61, "features.norm5"),  # all in one row, with its stem
+        ("torchvision:squeezenet1_1", 8, "features.12"),
+        ("torchvision:vgg11", 0, "features.18"),
     ):
         body = build_backbone(name, 64).body
         parts = network_parts(body)
@@ -121,6 +124,16 @@ def test_parts_cover_a_network_in_order():
         for parameter, _ in body.named_parameters():
             holders = [part for part in parts if parameter.startswith(f"{part.name}.")]
             assert len(holders) == (parameter not in bare), (name, parameter)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_classifiers_of_inner_layers_have_no_part_in_training(name):
+    backbone = build_backbone(f"torchvision:{name}", 96).train()
+    backbone(torch.rand(2, 3, 96, 96)).sum().backward()
+    for parameter_name, parameter in backbone.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, parameter_name
+    keys = "".join(backbone.state_dict()).lower()
+    assert "aux" in keys  # as in the files of torchvision
 
 
 def test_prototypes_start_at_the_length_of_the_official_weight_normalized_rows():

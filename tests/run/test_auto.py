@@ -39,8 +39,13 @@ def test_fewer_images_than_processes_are_refused_and_than_a_batch_or_a_queue_shr
     assert "note   --batch-size 20: there are no more images" in said
     assert "note   --queue-size 10 for 65536: at most half of the images" in said
     few = TrainConfig(method="moco", epochs=1, options={"queue_size": 9})
-    with pytest.raises(UsageError, match="9 does not hold a batch of 20; give at least 10"):
+    with pytest.raises(UsageError, match="9 is too small for the batch; give at least 10"):
         resolve(few, images, CPU)
+    swav = TrainConfig(method="swav", epochs=1, batch_size=2048)
+    enough = open_images(np.zeros((4096, 8, 8, 3), np.uint8))
+    chosen = resolve(swav, enough, CPU)
+    assert chosen.options["queue_size"] == 1024  # the paper's, below the batch
+    assert resolve(chosen, enough, CPU) == chosen  # as a run that is resumed has it
     large = TrainConfig(method="nnclr", epochs=1, options={"support_size": 1000})
     said = shrunk(resolve(large, images, CPU), 20)
     assert "warning: --support-size 1000 is more than half of the 20 images" in said

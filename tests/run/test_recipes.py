@@ -108,6 +108,10 @@ def test_a_recipe_leaves_nothing_that_matters_to_chance_and_fits_its_data_set():
         size = NUM_IMAGES[path.parent.name], settings["batch_size"]
         used = method_options(settings["method"], settings["options"], *size)
         assert settings["options"].items() <= used.items(), path
+        assert method_options(settings["method"], used, *size) == used, path  # when it is resumed
+        of_papers = {"anchor": 0, "layer_decay": 1, "freeze_epochs": 0}
+        continued = "--encoder" in head_of(path)["Command"]
+        assert (of_papers.items() <= settings.items()) == continued, path
 
 
 def recipe_method(path, **options):

@@ -42,6 +42,15 @@ def test_weights_and_statistics_are_averaged_one_by_one(ends):
     assert averaged(start, after, 1.0).digest == end.digest
 
 
+def test_a_tensor_under_several_names_is_averaged_once(ends):
+    start, end = ends
+    for each in ends:
+        each.backbone.body = torch.nn.Sequential(*[torch.nn.Linear(3, 3)] * 4)
+    before, after = (each.backbone.body[0].weight.detach().clone() for each in ends)
+    between = averaged(start, end.backbone.body.state_dict(), 0.25).backbone.body
+    torch.testing.assert_close(between[0].weight, 0.75 * before + 0.25 * after)
+
+
 def chosen(ends, right, n=200):
     """The choice where so many of `n` images are right, with the start's first."""
     start, end = ends

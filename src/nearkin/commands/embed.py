@@ -27,7 +27,7 @@ from nearkin.commands.arguments import (
 )
 from nearkin.commands.run import Run
 from nearkin.config import EmbedConfig
-from nearkin.data.augmentations import Augment, stored_views, views_of
+from nearkin.data.augmentations import Augment, stored_views
 from nearkin.data.images import Images
 from nearkin.data.notes import plain
 from nearkin.data.opening import column_of, open_images
@@ -312,7 +312,6 @@ def resolved(config: EmbedConfig, encoder: Encoder, images: Images) -> EmbedConf
     augment: Augment = config.augment
     if augment == "auto":
         augment = usual_augment(images, encoder.image_size)
-    views_of(augment, ("strong",))
     return replace(
         config,
         augment=stored_views(augment),

@@ -176,6 +176,12 @@ def _views(entries: Any, where: str) -> tuple[View, ...]:
     return tuple(views)
 
 
+def measured_view(augment: Augment) -> View:
+    """The view that measures of features take: the first strong one, or else the first."""
+    own = augmentation(augment)
+    return next((view for view in own if view.kind == "strong"), own[0])
+
+
 def views_of(
     augment: Augment, kinds: Sequence[str | View] = ("strong", "strong"), *, more: bool = False
 ) -> tuple[View, ...]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearkin.data.augmentations import Augment, views_of
+from nearkin.data.augmentations import Augment, measured_view
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.views import from_zero_to_one
@@ -22,7 +22,7 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
     That is color, where the mean color alone predicts the class, and orientation, where mirrored
     images are not recognized. Without labels there are no warnings.
     """
-    view = views_of(augment, ("strong",))[0]
+    view = measured_view(augment)
     sample = images.subset(np.flatnonzero(images.labels != UNLABELED)).spread(MAX_THUMBNAILS)
     if len(sample) < 2:
         return []

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from nearkin.choices import Protocol
 from nearkin.config import Augment
-from nearkin.data.augmentations import views_of
+from nearkin.data.augmentations import measured_view
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
 from nearkin.data.samplers import RandomBatchSampler
@@ -312,7 +312,7 @@ def second_view(
     some, encoder = images.subset(rows), encoder.to(device)
     batches = Batches.of(
         encoder.preprocessing.applied(some),
-        views_of(augment, ("strong",)),
+        (measured_view(augment),),
         image_size=encoder.image_size,
         sampler=RandomBatchSampler(len(some), 1, seed),
         device=device,

@@ -40,12 +40,17 @@ def network_parts(network: nn.Module) -> list[Part]:
 
 def _parts(module: nn.Module, prefix: str) -> Iterator[Part]:
     in_row = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    learned = [
+        at for at, part in module.named_children() if next(part.parameters(), None) is not None
+    ]
     for name, child in module.named_children():
         place, inner = f"{prefix}{name}", dict(child.named_children())
-        is_wrapper = len(inner) == 1 and not in_row
+        # Such as the features of a DenseNet, whose layers and blocks stand in one row.
+        is_all = [name] == learned and isinstance(child, nn.Sequential)
+        is_wrapper = (len(inner) == 1 or is_all) and not in_row
         if _is_row(child) or is_wrapper or INNER & inner.keys():
             yield from _parts(child, f"{place}.")
-        elif next(child.parameters(), None) is not None:
+        elif name in learned:
             yield Part(place, in_row and _is_nested(child))
 
 

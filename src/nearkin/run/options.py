@@ -86,7 +86,9 @@ def method_options(
                 options[key] = _fitting_groups(value, batch_size, chunk_size, processes)
         elif key in requested:
             most = _most(cls, key, num_images)
-            _check_memory(key, value, num_images, batch_size if mark.holds_batch else 0, most)
+            # Which `auto` takes, and a run that is resumed has it as if it were given.
+            least = min(batch_size, half, default_options(cls)[key]) if mark.holds_batch else 0
+            _check_memory(key, value, num_images, least, most)
         else:
             options[key] = min(value, half // batch_size * batch_size or half)
     return options
@@ -107,18 +109,15 @@ def within(name: str, requested: Mapping[str, Value], num_images: int) -> dict[s
     return reduced
 
 
-def _check_memory(key: str, size: int, num_images: int, batch_size: int, most: int) -> None:
+def _check_memory(key: str, size: int, num_images: int, least: int, most: int) -> None:
     """Refuse a memory beyond half of the images and beyond the paper's, or one below a batch."""
     if size > most:
         raise UsageError(
             f"{option(key)} {size} is more than half of the {num_images} images; "
             f"give at most {most}"
         )
-    least = min(batch_size, num_images // 2)  # which `auto` takes
     if size < least:
-        raise UsageError(
-            f"{option(key)} {size} does not hold a batch of {batch_size}; give at least {least}"
-        )
+        raise UsageError(f"{option(key)} {size} is too small for the batch; give at least {least}")
 
 
 def _check_groups(key: str, groups: int, batch_size: int, processes: int) -> None:

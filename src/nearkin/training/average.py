@@ -34,11 +34,12 @@ def averaged(start: Encoder, end: Mapping[str, Tensor], share: float) -> Encoder
     `start` is at the image size of `end`, which are weights of its network's body.
     """
     encoder = copy.deepcopy(start)
+    state = {}  # apart, as a tensor may be there under several names
     for name, tensor in encoder.backbone.body.state_dict().items():
-        if tensor.is_floating_point():
-            tensor.lerp_(end[name].to(tensor), share)
-        else:  # such as the number of batches that statistics are of
-            tensor.copy_(end[name])
+        # What is no number of floating point is such as the count of batches of statistics.
+        last = end[name].to(tensor)
+        state[name] = tensor.lerp(last, share) if tensor.is_floating_point() else last
+    encoder.backbone.body.load_state_dict(state)
     return encoder
 
 
