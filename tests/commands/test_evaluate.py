@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,54 @@ def test_measures_of_other_images_are_not_stored(run):
     other = np.random.default_rng(1).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
     evaluate(run.path, other, protocol=["labelfree"])
     assert stored(run) == before
+
+
+@pytest.fixture
+def labeled(tmp_path):
+    """A run on a folder whose images have labels in a table elsewhere, and both."""
+    names = [f"{number}.png" for number in range(24)]
+    folder, table = fill(tmp_path / "images", *names), tmp_path / "tables" / "labels.csv"
+    table.parent.mkdir()
+    table.write_text("path,label\n" + "".join(f"{x},{int(x[:-4]) % 2}\n" for x in names))
+    settings = TrainConfig(
+        epochs=1, batch_size=8, val=0.5, backbone="tiny", image_size=8, workers=0, report=False
+    )
+    labels = str(table)
+    run = train(folder, replace(settings, labels=labels), output=tmp_path / "run").folder
+    return run, folder, table
+
+
+def test_other_images_have_labels_of_their_own(labeled, log):
+    """Names of images in two folders are often the same."""
+    run, folder, table = labeled
+    other = shutil.copytree(folder, folder.parent / "other")
+    fill(other, "more.png")
+    found = [m.name for m in evaluate(run.path, other, verbose=log).metrics["encoder"]]
+    assert "kNN top-1" not in found
+    assert any(f"--labels {table}" in line for line in log.texts)
+    found = [m.name for m in evaluate(run.path, other, labels=str(table)).metrics["encoder"]]
+    assert "kNN top-1" in found
+
+
+def test_metrics_by_other_labels_are_not_stored_beside_those_of_the_run(labeled, log):
+    run, _, table = labeled
+    evaluate(run.path, protocol=["fewshot"])
+    before = stored(run)
+    assert before
+    table.write_text(table.read_text().replace("3.png,1", "3.png,0"))
+    evaluate(run.path, protocol=["retrieval"], verbose=log)
+    assert stored(run) == before
+    assert sum("had another label" in line for line in log.texts) == 1
+
+
+def test_images_of_a_run_that_are_gone_or_others_are_named(labeled, log):
+    run, folder, _ = labeled
+    (folder / "3.png").unlink()
+    (folder / "4.png").write_bytes((folder / "5.png").read_bytes())
+    nearkin.explore(run.path, write=True, verbose=log)
+    nearkin.export(run.path, output=folder.parent / "atlas.parquet", format="atlas", verbose=log)
+    changes = "1 removed ('3.png'), 1 of other contents ('4.png')"
+    assert sum(changes in line for line in log.texts) == 2
 
 
 def test_warnings_and_what_cannot_be_read_are_said_without_progress_too(run, tmp_path, capsys):

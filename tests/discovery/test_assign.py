@@ -9,6 +9,9 @@ from builders import write_files
 from discoveries import FEW, close, discover, names, rows, save
 from nearkin_command import run
 
+from nearkin.run.edits import cluster_rows, name_classes
+from nearkin.run.folder import RunFolder
+
 
 def outliers(table):
     return [row["path"] for row in table if row["flag"] == "outlier"]
@@ -78,6 +81,36 @@ def test_too_little_memory_is_no_bug(discovery, flat, monkeypatch, refusal):
     monkeypatch.setattr("nearkin.commands.neighbors._nearest", too_large)
     assert "out of memory" in refusal(8, "predict", discovery, flat)
     assert "out of memory" in refusal(8, "neighbors", discovery, flat / "3-00.png")
+
+
+def test_classes_have_the_names_that_a_person_gives_them(discovery, flat, tmp_path, capsys):
+    named = RunFolder(shutil.copytree(discovery, tmp_path / "run"))
+    new = [row["cluster"] for row in cluster_rows(named) if row["kind"] == "novel"][:2]
+    name_classes(named, new, "violin")
+    assert run("predict", named.path, flat, "-o", tmp_path / "new.csv") == 0
+    then = {row["path"]: row["cluster"] for row in rows(discovery / "assignments.csv")}
+    now = {row["path"]: row["cluster"] for row in rows(tmp_path / "new.csv")}
+    for path, cluster in then.items():
+        assert now[path] == ("violin" if cluster in new else cluster)
+    printed = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in printed if line.startswith("violin "))
+    assert int(line.split()[1]) == [*now.values()].count("violin")
+    assert run("export", named.path, "--format", "onnx", "-o", tmp_path / "named.onnx") == 0
+    graph = (tmp_path / "named.onnx").read_bytes()
+    assert b"violin" in graph
+
+
+def test_what_is_left_out_of_new_images_is_noted(discovery, flat, tmp_path, capsys):
+    shutil.copy(flat / "3-00.png", tmp_path)
+    write_files(tmp_path, {"raw.cr2": b"II*"})
+    assert run("predict", discovery, tmp_path) == 0
+    assert ".cr2" in capsys.readouterr().err
+
+
+def test_outputs_of_an_export_are_compared_on_images_without_labels(discovery, flat, tmp_path):
+    for name in ("3-00.png", "4-00.png"):
+        shutil.copy(flat / name, tmp_path)
+    assert run("export", discovery, tmp_path, "--format", "onnx", "-o", tmp_path / "x.onnx") == 0
 
 
 def strangers(folder):

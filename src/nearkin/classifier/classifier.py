@@ -3,7 +3,7 @@
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
@@ -118,6 +118,10 @@ class Classifier:
         """Dimension of the features it takes."""
         first = next(chain(self.layer.parameters(), self.heads.parameters()))
         return first.shape[1]
+
+    def named(self, names: Mapping[str, str]) -> "Classifier":
+        """Return the same with these names of classes, of which two may be one."""
+        return replace(self, classes=tuple(names.get(name, name) for name in self.classes))
 
     def encoder(self, encoder: Encoder) -> Encoder:
         """Return the encoder of the features it takes, or refuse one that does not fit."""

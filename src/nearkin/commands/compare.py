@@ -12,6 +12,7 @@ from nearkin.commands.embed import usual_augment
 from nearkin.commands.sources import check_output, source_of, write_page
 from nearkin.config import AutoCountOrZero
 from nearkin.data.images import Images
+from nearkin.data.notes import lines
 from nearkin.data.opening import open_images
 from nearkin.data.split import trained_or_scored
 from nearkin.distributed import choose_device
@@ -91,10 +92,11 @@ def rank(
     """
     finished = _finished(runs, "rank")
     size = min(_image_size(run.folder) for run in finished)
-    images = _images_of(finished, data, trust_remote_code)
+    images, log = _images_of(finished, data, trust_remote_code), reporter_of(verbose)
+    for line in lines(images.notes):
+        log.info(line)
     augment = str(usual_augment(images, size))  # as a training on them would choose it
-    log, where = reporter_of(verbose), choose_device(device)
-    values, dims = dict[str, dict[str, float]](), set[int]()
+    where, values, dims = choose_device(device), dict[str, dict[str, float]](), set[int]()
     with resource_errors():
         for name, run in zip(short_names(finished), finished, strict=True):
             encoder = load(run.folder.path, backbone=backbone, trust_remote_code=trust_remote_code)

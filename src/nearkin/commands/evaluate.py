@@ -20,7 +20,7 @@ from nearkin.commands.embed import features_of, resolved
 from nearkin.commands.sources import STORED, VectorsLike, is_table, source_of, table_of
 from nearkin.config import AutoCountOrZero, AutoImageSize, EmbedConfig, TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.labels import numbered, splits_of
+from nearkin.data.labels import class_names, numbered, splits_of
 from nearkin.data.notes import Note, lines
 from nearkin.data.opening import column_of
 from nearkin.data.split import Split, learned_and_scored, validation_notes
@@ -33,13 +33,14 @@ from nearkin.evaluation.column import ColumnTest, Values, check_values, column_t
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split, evaluate_tables
 from nearkin.evaluation.protocols import chosen
-from nearkin.evaluation.table import EmbeddingTable, map_vectors
+from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
 from nearkin.metrics.kmeans import WIDEST
 from nearkin.pace import count
 from nearkin.run.data import changed_data, note_column, open_split
 from nearkin.run.failures import resource_errors, state_memory
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.text import as_text
 from nearkin.training.session import encoders_beside
 from nearkin.types import UNLABELED
 
@@ -55,6 +56,7 @@ def evaluate(
     bank: VectorsLike | None = None,
     protocol: Sequence[Protocol] = ("quick",),
     features: Literal["backbone", "embedding"] = "backbone",
+    labels: str = "",
     ignore: str = "",
     image_size: AutoImageSize = "auto",
     allow_partial: bool = False,
@@ -86,6 +88,8 @@ def evaluate(
             evaluation.json and shown in its report, as is what `ignore` finds.
         features: What is measured: those of the `backbone`, as everywhere; with `embedding` also
             the run's embedding, which its projector makes of them, in a table of its own.
+        labels: Labels of the images: auto, none, folders, or a table with columns path and label;
+            by default those of the run for its own images, and auto for others.
         ignore: A column of the table of the images or of their labels, or of the features, that
             features are to ignore, such as camera: whether they follow it, and what is left of the
             class accuracy without it.
@@ -113,6 +117,7 @@ def evaluate(
             STORED,
             backbone=backbone is not None,
             features=features != "backbone",
+            labels=bool(labels),
             image_size=image_size != "auto",
             allow_partial=allow_partial,
         )
@@ -121,7 +126,7 @@ def evaluate(
     if bank is not None:
         raise UsageError(f"--bank is for features, and {name} is an encoder; leave it out")
     log, where = reporter_of(verbose), choose_device(device)
-    folder, config, source = _run_of(name, data, trust_remote_code)
+    folder, config, source = _run_of(name, data, labels, trust_remote_code, log)
     if image_size != "auto" and folder.config.exists():
         raise UsageError("a run is measured at its own --image-size; leave the option out")
     loaded = load(
@@ -224,8 +229,22 @@ def _tables(
     return {"embedding": embedding, "encoder": encoder}
 
 
+def _has_labels_of(folder: RunFolder, images: Images, log: Reporter) -> bool:
+    """Whether images have the labels that the metrics of their run are by, or a warning."""
+    table = open_table(folder.embeddings)
+    then = dict(zip(table.texts("path"), table.texts("label"), strict=True))
+    now = zip(map(as_text, images.names), class_names(images), strict=True)
+    changed = sum(then.get(name, label) != label for name, label in now)
+    if changed:
+        log.info(
+            f"warning: {count(changed, 'image')} of {folder.path} had another label when it was "
+            "made; nothing is stored there"
+        )
+    return not changed
+
+
 def _run_of(
-    encoder: str, data: Any, trust: bool
+    encoder: str, data: Any, labels: str, trust: bool, log: Reporter
 ) -> tuple[RunFolder, TrainConfig | EmbedConfig, Any]:
     """Return the run folder of an encoder, with its settings and what its images are opened from.
 
@@ -239,10 +258,13 @@ def _run_of(
             raise unknown(encoder)
         config, _ = folder.encoder_settings()
         source = source_of(folder, data, trust, augment=config.augment)
-        return folder, replace(config, trust_remote_code=trust, max_bad=1.0), source
+        if data is not None and not labels and config.labels != "auto":
+            log.info(f"labels are those of the data; {encoder} has --labels {config.labels}")
+        labels = labels or (config.labels if data is None else "auto")
+        return folder, replace(config, labels=labels, trust_remote_code=trust, max_bad=1), source
     if data is None:
         raise UsageError(f"{encoder} keeps no images; give its images, too")
-    return folder, EmbedConfig(encoder=encoder, max_bad=1.0), data
+    return folder, EmbedConfig(encoder=encoder, labels=labels or "auto", max_bad=1.0), data
 
 
 def _store(
@@ -254,6 +276,8 @@ def _store(
     log: Reporter,
 ) -> None:
     """Add the metrics to the run; where that is impossible, they are still shown."""
+    if not _has_labels_of(folder, images, log):
+        return
     if "embedding" in evaluation.metrics:  # the report's map is of the features
         evaluation = replace(evaluation, column=None)
     try:

@@ -19,6 +19,7 @@ from nearkin.commands.sources import (
     table_encoder,
     table_of,
 )
+from nearkin.data.notes import lines
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError, UsageError
 from nearkin.files import creating
@@ -91,7 +92,7 @@ def explore(
         return _write_map(run, data, output, one_file, log, overwrite=overwrite)
     folder = RunFolder(Path(name_of(run)))
     if writes:
-        images = images_of(folder, data, trust=trust_remote_code)
+        images = images_of(folder, data, trust=trust_remote_code, log=log)
         path = folder.report if output is None else Path(output)
         if output is not None and len(images) > one_file:
             check_target(files_beside(path), overwrite=overwrite, is_file=False)
@@ -100,7 +101,7 @@ def explore(
         return path
     _check_address(host, url, i_know=i_know)
     with Server(host=host, port=port, url=url, log=log.info) as server:
-        images = images_of(folder, data, trust=trust_remote_code)
+        images = images_of(folder, data, trust=trust_remote_code, log=log)
         of_table = partial(table_encoder, folder)
         site = RunSite(folder, images, of_table=of_table, trust_remote_code=trust_remote_code)
         if isinstance(log, Silent):  # without the address nothing is served
@@ -139,6 +140,8 @@ def _write_map(
     if data is None or output is None:
         raise UsageError("of features, give their images, too, and the page as -o")
     images, path = open_images(data), Path(output)
+    for line in lines(images.notes):
+        log.info(line)
     with table_of(vectors, log) as table, creating(path), resource_errors():
         rows = Vectors(table).image_rows(images, log)
         if (late := np.flatnonzero(np.diff(rows) <= 0)).size:

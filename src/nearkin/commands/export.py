@@ -29,6 +29,7 @@ from nearkin.exports.model_card import CARD, PREPROCESSING, SETTINGS, Card
 from nearkin.exports.native import CONFIG, write_native
 from nearkin.files import PARTIAL, writing
 from nearkin.result import Result
+from nearkin.run.edits import current_names
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Reporter, reporter_of
@@ -120,13 +121,13 @@ def export(
     _check_held(format, is_file, dynamic_size=dynamic_size, licenses=bool(license or data_license))
     _check_replaceable(path, is_file, overwrite, [run, data])
     if format == "atlas":
-        images = images_of(folder, data, trust=trust)
+        images = images_of(folder, data, trust=trust, log=log)
         return Export(path.resolve(), f"{write_atlas(folder, images, path)} images")
     encoder = load(name, backbone=backbone, allow_partial=allow_partial, trust_remote_code=trust)
     classifier = None
     network = PixelNetwork(encoder)
     if folder.classifier.exists() and format in get_args(GraphFormat):
-        classifier = read_classifier(folder.classifier)
+        classifier = read_classifier(folder.classifier).named(current_names(folder))
         network = PixelNetwork(classifier.encoder(encoder), classifier)
     elif folder.classifier.exists():
         log.info(f"without its classifier, which {format} does not hold; onnx and torch-export do")
@@ -268,15 +269,11 @@ def _replace(path: Path, new: Path, old: Path) -> None:
 def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter, trust: bool) -> Sample:
     """Return images of the run, or those that were given; noise where it has none any more."""
     if data is not None:
-        is_run = folder.config.exists()
-        images = (
-            images_of(folder, data, trust=trust) if is_run else open_images(data, labels="none")
-        )
-        return sample_of(encoder, images, "given")
+        return sample_of(encoder, open_images(data, labels="none"), "given")
     try:
         if not folder.config.exists():
             raise UsageError(f"{folder.path} is no run; give images")
-        return sample_of(encoder, images_of(folder, trust=trust), "of the run")
+        return sample_of(encoder, images_of(folder, None, trust=trust, log=log), "of the run")
     except NearkinError as error:
         log.info(f"warning: outputs are compared on noise, as there are no images: {error}")
         return noise(encoder)

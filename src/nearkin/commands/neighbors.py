@@ -29,7 +29,7 @@ from nearkin.objectives import unit
 from nearkin.result import Result, Row
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target
-from nearkin.run.reporter import Silent
+from nearkin.run.reporter import Silent, reporter_of
 from nearkin.run.sheets import contact_sheet, image_format
 from nearkin.schema import Count
 
@@ -184,4 +184,4 @@ def _shown(folder: RunFolder, data: Any, trust: bool) -> Images:
         return open_images(data)
     if not folder.config.exists():
         raise UsageError(f"{folder.path} has no images to show beside others; give --data")
-    return images_of(folder, trust=trust)
+    return images_of(folder, None, trust=trust, log=reporter_of(verbose=True))

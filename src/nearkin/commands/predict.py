@@ -1,5 +1,6 @@
 """`nearkin predict`: new images into the classes of a run, without training."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from nearkin.commands.arguments import PathLike, command, processes
 from nearkin.commands.sources import check_apart, check_output, write_rows
 from nearkin.config import AutoCountOrZero
 from nearkin.data.images import Images
+from nearkin.data.notes import lines
 from nearkin.data.opening import open_images
 from nearkin.distributed import choose_device
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
 from nearkin.run.copies import copy_to as copy_images
+from nearkin.run.edits import current_names
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, reporter_of
@@ -51,11 +54,11 @@ class PredictedClasses(Result):
     @override
     def lines(self) -> list[str]:
         """How many images each class has."""
-        numbers, counts = np.unique(self.assignments.cluster, return_counts=True)
-        names = [self.assignments.classes[number] for number in numbers]
-        width = max(map(len, names))
-        lines = [f"{name:{width}}  {n}" for name, n in zip(names, counts.tolist(), strict=True)]
-        return lines + [f"left out {name!r}: {reason}" for name, reason in self.bad.items()]
+        counts = Counter(self.assignments.class_names)
+        ordered = [name for name in dict.fromkeys(self.assignments.classes) if name in counts]
+        width = max(map(len, ordered))
+        classes = [f"{name:{width}}  {counts[name]}" for name in ordered]
+        return classes + [f"left out {name!r}: {reason}" for name, reason in self.bad.items()]
 
 
 @command
@@ -89,7 +92,7 @@ def predict(
     """
     check_output(output, ".csv", overwrite=overwrite, reads=[run, data])
     folder = RunFolder(Path(run))
-    classifier = read_classifier(folder.classifier)
+    classifier = read_classifier(folder.classifier).named(current_names(folder))
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
     check_apart(output, copy_to, "--copy-to")
     if copy_to is not None:
@@ -115,6 +118,8 @@ def classified(
 ) -> PredictedClasses:
     """Sort images into the classes of a classifier, by the features of its encoder."""
     images = open_images(data, labels="none", on_progress=log.progress)
+    for line in lines(images.notes):
+        log.info(line)
     extracted = Extraction(encoder, images, classifier.drawn, device, workers, log).compute()
     cached, rows = extracted.readable(images)
     readable, no_labels = images.subset(rows), np.full(len(rows), UNLABELED)

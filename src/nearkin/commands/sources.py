@@ -29,6 +29,7 @@ from nearkin.evaluation.vectors import write_embeddings
 from nearkin.extensions import check_trusted
 from nearkin.files import creating, replace_text
 from nearkin.pace import count
+from nearkin.run.data import lost_images
 from nearkin.run.folder import RunFolder, check_target, data_name
 from nearkin.run.reporter import Reporter
 from nearkin.tables import write_csv
@@ -140,11 +141,21 @@ def open_vectors(
         yield found
 
 
-def images_of(folder: RunFolder, data: Any = None, *, trust: bool = False) -> Images:
-    """Open the images of a finished run, which are `data` if they have moved."""
+def images_of(folder: RunFolder, data: Any, *, trust: bool, log: Reporter) -> Images:
+    """Open the images of a finished run, which are `data` if they have moved.
+
+    That some are others by now, or are gone, is logged.
+    """
     folder.check_is_run()
     if not folder.summary.exists():
         raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
+    images = _opened(folder, data, trust)
+    if changes := lost_images(folder, images):
+        log.info(f"warning: these are not all images of {folder.path}: {changes}")
+    return images
+
+
+def _opened(folder: RunFolder, data: Any, trust: bool) -> Images:
     config, _ = folder.any_settings()
     labeled = getattr(config, "labeled", "")
     source = source_of(folder, data, trust, labeled=labeled)

@@ -293,6 +293,23 @@ def changed_data(split: Split) -> str:
     )
 
 
+def lost_images(folder: RunFolder, images: Images) -> str:
+    """Describe which images of a run are not there any more, or others; '' for none."""
+    stored = stored_split(folder)
+    if stored is None:
+        return ""
+    now = dict(zip(images.names, images.contents, strict=True))
+    kinds = {
+        "removed": [name for name in stored.names if name not in now],
+        "of other contents": [
+            name
+            for name, content in zip(stored.names, stored.contents, strict=True)
+            if now.get(name, content) != content
+        ],
+    }
+    return ", ".join(f"{len(x)} {kind} ({min(x)!r})" for kind, x in kinds.items() if x)
+
+
 def noted_channels(folder: RunFolder, images: Images) -> Images:
     """Return the same images in the range that the run was started with, if it has been."""
     if images.channels is None or not folder.data.exists():

@@ -234,9 +234,14 @@ def _numbered(by_path: Mapping[str, str], names: Sequence[str]) -> dict[str, str
 def class_names(folder: RunFolder) -> dict[str, str]:
     """Return the class name of every image that a run assigned to a class, by path."""
     assigned = _clusters(folder) if folder.assignments.exists() else {}
-    rows = read_edited(folder.clusters, ("cluster", "name")) if is_discovery(folder) else []
-    names = {row["cluster"]: display_name(row) for row in rows}
+    names = current_names(folder)
     return {path: names.get(cluster, cluster) for path, cluster in assigned.items()}
+
+
+def current_names(folder: RunFolder) -> dict[str, str]:
+    """Return the name of each class of a discovery by now, by its cluster; of others, none."""
+    rows = read_edited(folder.clusters, ("cluster", "name")) if is_discovery(folder) else []
+    return {row["cluster"]: display_name(row) for row in rows}
 
 
 def _clusters(folder: RunFolder) -> dict[str, str]:
