@@ -113,8 +113,8 @@ def test_other_images_have_labels_of_their_own(labeled, log):
     assert "kNN top-1" in found
 
 
-def test_metrics_by_other_labels_are_not_stored_beside_those_of_the_run(labeled, log):
-    run, _, table = labeled
+def test_metrics_by_other_labels_are_not_stored_or_compared_beside_those_of_the_run(labeled, log):
+    run, folder, table = labeled
     evaluate(run.path, protocol=["fewshot"])
     before = stored(run)
     assert before
@@ -122,6 +122,9 @@ def test_metrics_by_other_labels_are_not_stored_beside_those_of_the_run(labeled,
     evaluate(run.path, protocol=["retrieval"], verbose=log)
     assert stored(run) == before
     assert sum("had another label" in line for line in log.texts) == 1
+    other = train(folder, run.encoder_settings()[0], output=folder.parent / "again")
+    note = "Images had other labels in each run: metrics by labels do not compare."
+    assert note in nearkin.compare([run.path, other.folder.path]).notes
 
 
 def test_images_of_a_run_that_are_gone_or_others_are_named(labeled, log):
