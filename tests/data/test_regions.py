@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +14,12 @@ from PIL import Image
 from pyarrow import parquet
 
 import nearkin
+from nearkin.config import TrainConfig
 from nearkin.data.opening import column_of, open_images
 from nearkin.data.union import union
 from nearkin.errors import DataError
+from nearkin.run.data import note_labels, open_split
+from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 
 HEADER = ("path", "x0", "y0", "x1", "y1", "label")
@@ -94,6 +98,15 @@ def test_boxes_of_one_image_are_one_group_unless_the_table_says_another(photos):
     )
     parquet.write_table(written, photos / "groups.parquet")
     assert open_images(str(photos / "groups.parquet")).groups.tolist() == [0, 0, 2]
+
+
+def test_the_groups_of_boxes_are_the_same_where_the_data_have_moved(photos, tmp_path):
+    rows = [(f"images/{n}.png", *box, "a") for n in range(3) for box in BOXES]
+    table(photos / "moved.csv", rows)
+    moved, folder = shutil.copytree(photos, tmp_path / "moved"), RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    for place in (photos, moved):
+        note_labels(folder, open_split(str(place / "moved.csv"), TrainConfig(val=0.5)))
 
 
 def test_a_box_ends_at_the_edge_and_one_without_pixels_is_bad(photos):

@@ -337,7 +337,11 @@ def note_labels(
     ignored: Values | None = None,
 ) -> list[str]:
     """Note the images and labels of a run, or refuse others than those noted; see `note_data`."""
-    own = {"labels": class_names(split.images), "groups": split.images.group_names}
+    images, first = split.images, dict[str, str]()
+    # By its first image, as a group may be called by where the data are.
+    named = zip(images.group_names, images.names, strict=True)
+    groups = [group and first.setdefault(group, name) for group, name in named]
+    own = {"labels": class_names(images), "groups": groups}
     files = {kind: {"file": f"the {kind}", "sha256": _digest(own[kind])} for kind in own}
     warnings = note_data(folder, split, {**(sources or {}), **files}, ignored)
     noted = _noted(folder).sources
