@@ -72,7 +72,7 @@ def test_the_margin_is_that_of_the_best_f1():
 def test_images_of_one_group_do_not_vote_for_each_other(voting):
     x, labels, _ = classes(60)
     groups = np.arange(60) // 6 * 6
-    votes = Voters.of(torch.from_numpy(x), groups, voting).votes(labels, 3, slice(None))
+    votes = Voters.of(torch.from_numpy(x), groups, voting).votes(labels, 3)
     _, index = nearest(torch.from_numpy(x), torch.from_numpy(x), 59, exclude_self=True)
     similarity = x @ x.T
     for row in range(60):

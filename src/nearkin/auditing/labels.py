@@ -144,8 +144,8 @@ class Voters:
         votes = others & (others.cumsum(dim=1) <= K)
         return cls(similarity.masked_fill(~votes, -torch.inf), index)
 
-    def votes(self, labels: Labels, num_classes: int, rows: slice) -> Votes:
-        """Return the share of some images' votes for each class; zeros where nobody votes."""
+    def votes(self, labels: Labels, num_classes: int, rows: slice = slice(None)) -> Votes:
+        """Return the share of votes on some images for each class; zeros where nobody votes."""
         voter, near = torch.from_numpy(labels)[self.index[rows]], self.similarity[rows]
         scores = tally(near, voter, temperature=TEMPERATURE, num_classes=num_classes)
         return scores.nan_to_num(0.0).numpy()
