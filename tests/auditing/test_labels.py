@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from nearkin.auditing import labels as module
 from nearkin.auditing.labels import Voters, _best_margin, _doubtful, check_labels
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.metrics.neighbors import nearest
+from nearkin.metrics.neighbors import nearest, tally
 
 
 def classes(n=300, seed=0):
@@ -35,13 +36,30 @@ def test_confident_is_who_has_the_votes_that_images_of_that_label_usually_have()
     rng = np.random.default_rng(0)
     votes, labels = rng.dirichlet(np.ones(4), 50), rng.integers(0, 4, 50)
     usual = [votes[labels == c, c].mean() for c in range(4)]
-    best, margin = _doubtful(votes, labels)
+    best, margin = _doubtful(votes.__getitem__, labels, 4)
     for row in range(50):
         sure = [c for c in range(4) if votes[row, c] >= usual[c]]
         winner = max(sure, key=lambda c: votes[row, c], default=labels[row])
         expected = votes[row, winner] - votes[row, labels[row]] if winner != labels[row] else 0
         assert np.isclose(margin[row], max(0, expected))
         assert margin[row] == 0 or best[row] == winner
+
+
+def test_votes_for_many_classes_are_counted_some_images_at_a_time(monkeypatch):
+    x, labels, rng = classes()
+    labels = np.where(rng.random(300) < 0.08, (labels + 1) % 3, labels)
+    of, every, sizes = Embeddings(x, labels, classes=("a", "b", "c")), np.arange(300), list[int]()
+    expected = check_labels(of, every, every, 0)
+
+    def noting(*given, **named):
+        scores = tally(*given, **named)
+        sizes.append(scores.numel())
+        return scores
+
+    monkeypatch.setattr(module, "tally", noting)
+    monkeypatch.setattr(module, "TALLIED", 100)
+    assert check_labels(of, every, every, 0) == expected
+    assert 0 < max(sizes) <= 100
 
 
 def test_the_margin_is_that_of_the_best_f1():

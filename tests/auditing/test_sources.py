@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from nearkin.auditing import sources
 from nearkin.auditing.data import Audited
 from nearkin.auditing.sources import BURST, RUN, _in_a_row, _tested, captures, find_sources
 from nearkin.data.opening import open_images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.pace import ignore_progress
+from nearkin.types import UNLABELED
 
 
 def bursts(seed, size=4, *, alike):
@@ -35,6 +37,20 @@ def test_bursts_are_kept_and_mere_numbers_are_not():
     proposals, groups = find_sources(bursts(0, alike=False), 0, ignore_progress)
     assert not any(each.kept for each in proposals)
     assert (groups == np.arange(160)).all()
+
+
+def test_a_proposal_says_on_how_many_images_it_was_tested_unless_on_all(monkeypatch):
+    def lines(audited):
+        return [each.line() for each in find_sources(audited, 0, ignore_progress)[0]]
+
+    audited = bursts(0, alike=True)
+    assert not any("tested" in line for line in lines(audited))
+    labels = np.where(np.arange(160) % 8 < 4, audited.embeddings.labels, UNLABELED)
+    of_some = Audited(replace(audited.embeddings, labels=labels))
+    assert all("160 images, tested on 80 images; the nearest" in line for line in lines(of_some))
+    monkeypatch.setattr(sources, "MOST", 60)
+    assert all("160 images, tested on 60 images; the nearest" in line for line in lines(audited))
+    assert lines(audited)
 
 
 def test_bursts_across_folders_that_name_parts_are_kept_too():

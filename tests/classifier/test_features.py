@@ -14,10 +14,12 @@ from torch import nn
 
 from nearkin.classifier import kept as module
 from nearkin.classifier.features import UNTOUCHED, Extraction, ViewSettings
+from nearkin.data.batches import ViewDataset
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import CUSTOM, Encoder
 from nearkin.encoders.inference import inference
 from nearkin.evaluation import embeddings
+from nearkin.evaluation.evaluate import second_view
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 
@@ -121,6 +123,38 @@ def test_views_of_an_image_are_the_same_among_images_of_any_size(encoder, tmp_pa
         some = Extraction(encoder, images.subset(np.array(rows)), drawn, CPU, 0).compute()
         torch.testing.assert_close(some.features.views, every.views[:, rows])
         torch.testing.assert_close(some.features.center, every.center[rows])
+
+
+@pytest.mark.parametrize("of", ["a discovery", "an evaluation"])
+def test_views_of_photographs_are_loaded_by_workers(encoder, tmp_path, monkeypatch, of):
+    for number in range(6):
+        pixels = np.random.default_rng(number).integers(0, 256, (80, 100, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    images, drawn, load = open_images(tmp_path), ViewSettings("characters", 2, 0), ViewDataset.load
+
+    def noting(self, epoch, rows):
+        with (tmp_path / "loaded.txt").open("a") as file:
+            print(os.getpid(), file=file)
+        return load(self, epoch, rows)
+
+    def views(workers):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache{workers}"))  # none are kept
+        (tmp_path / "loaded.txt").write_text("")
+        if of == "a discovery":
+            made = Extraction(encoder, images, drawn, CPU, workers, batch_size=2).compute()
+            found = made.features.views
+        else:
+            how = {"seed": 0, "augment": "characters", "device": CPU, "workers": workers}
+            found = second_view(encoder, images, **how).tensor
+        return found, set(map(int, (tmp_path / "loaded.txt").read_text().split()))
+
+    monkeypatch.setattr(ViewDataset, "load", noting)
+    alone, here = views(0)
+    same, there = views(2)
+    assert torch.equal(alone, same)
+    assert here == {os.getpid()}
+    assert there
+    assert os.getpid() not in there
 
 
 class Flaky:

@@ -321,3 +321,32 @@ def test_copies_of_tables_make_room_for_others_but_not_while_they_are_used(
     open_images(tmp_path / "2.parquet")
     (left,) = (cache / "tables").iterdir()
     assert b"".join(IMAGES[2:4])[:50] in left.read_bytes()
+
+
+def test_copies_of_one_data_set_do_not_make_room_for_each_other(tmp_path, cache, monkeypatch):
+    """Although they exceed the limit: or all were copied again at each start."""
+    monkeypatch.setattr(unpacked, "ROOM", 1)
+    for number in range(4):
+        name = f"data/{number}.parquet" if number else "other.parquet"
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        parquet.write_table(table(images=IMAGES[number:]), tmp_path / name)
+    open_images(tmp_path / "other.parquet")
+
+    def copies():
+        for path in [*held]:  # as after the end of a process
+            os.close(held.pop(path))
+        return {path: path.stat().st_mtime_ns for path in (cache / "tables").iterdir()}
+
+    def opened():
+        assert len(open_images(tmp_path / "data")) == 3 * len(IMAGES) - 6
+        return copies()
+
+    copies()
+    first = opened()
+    assert len(first) == 3  # without the other one
+    assert opened() == first
+    lost = next(iter(first))
+    lost.unlink()
+    again = opened()
+    assert again.keys() == first.keys()
+    assert {path for path in first if first[path] == again[path]} == first.keys() - {lost}

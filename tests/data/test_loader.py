@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from nearkin.data import loader
 from nearkin.data.batches import CenterCrops, ViewDataset
+from nearkin.data.index import BLOCK
 from nearkin.data.loader import workers_that_fit
 from nearkin.data.opening import open_images
 from nearkin.errors import ResourceError, WorkerError
@@ -65,6 +66,11 @@ def test_workers_that_hang_are_replaced_and_nothing_changes(photographs, alone, 
         loaded = run(batches(photographs, 1), {4: signal.SIGSTOP})
     assert all(map(same, loaded, alone))
     assert workers_now() == []
+
+
+def test_a_worker_that_decodes_large_photographs_for_an_index_is_not_hung():
+    """A PNG of 12 million pixels takes a second, and a TIFF more."""
+    assert loader.PATIENCE / BLOCK > 1.5
 
 
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")

@@ -7,6 +7,7 @@ from builders import write_network
 
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import open_discovery_data
+from nearkin.discovery.features import NUM_VIEWS
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.errors import ResourceError
 from nearkin.run import failures
@@ -61,7 +62,7 @@ def test_a_discovery_says_what_it_holds_in_memory_before_it_does(
     data, config, folder, monkeypatch
 ):
     dataset = open_discovery_data(data, config)
-    size = 4 * 40 * 128 * (1 + 4)  # float32, each image and its views
+    size = 4 * 40 * 128 * (1 + 2 * NUM_VIEWS)  # float32; those of views also in pieces
     monkeypatch.setattr(failures, "STATED", 8 * 4 * 64 * 40)  # k-means, in double precision
     with Logger(Silent(), folder.log) as log:
         pipeline = Pipeline(data, OpenRun(folder, config, CPU, log))

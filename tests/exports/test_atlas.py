@@ -66,6 +66,15 @@ def test_the_table_for_embedding_atlas_has_its_columns(run, images, tmp_path):
         assert distances == sorted(distances)
 
 
+def test_of_more_images_than_landmarks_it_says_how_many_there_are(run, tmp_path, monkeypatch):
+    path = tmp_path / "atlas.parquet"
+    monkeypatch.setattr(
+        "nearkin.exports.atlas.landmark_rows", lambda labels: np.arange(0, len(labels), 2)
+    )
+    assert export(run.path, output=path).lines() == [f"10 of 19 images: {path}"]
+    assert parquet.read_metadata(path).num_rows == 10
+
+
 def test_of_a_discovery_the_table_has_classes_as_they_are_called(run, images, tmp_path):
     write_csv(run.clusters, ("cluster", "name"), [("new-1", "foxes"), ("new-2", "")])
     rows = [(images.names[3], "new-1", "0.5"), (images.names[4], "new-2", "")]

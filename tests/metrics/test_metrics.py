@@ -10,6 +10,7 @@ from builders import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from small import Observed
 
 from nearkin.errors import DataError
 from nearkin.metrics import neighbors
@@ -140,6 +141,20 @@ def test_votes_without_a_fold_are_those_of_the_nearest_that_are_left():
         for row in voters:
             score[labels[row]] += math.exp(float(cosine[query, row]) / 0.2)
         assert int(predicted[left_out, query]) == score.index(max(score))
+
+
+def test_of_many_classes_the_votes_without_a_fold_are_counted_some_queries_at_a_time(monkeypatch):
+    bank, queries, labels = normal(60, 4, seed=3), normal(25, 4, seed=4), np.arange(60) % 50
+    how = {"fold": np.arange(60) % 3, "k": 5, "temperature": 0.2}
+    expected, sizes = predict_without(bank, labels, queries, **how), list[int]()
+
+    def note(_operation, _given, _named, result):
+        sizes.append(result.numel() if isinstance(result, torch.Tensor) else 0)
+
+    monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", 400)
+    with Observed(note):
+        assert torch.equal(predict_without(bank, labels, queries, **how), expected)
+    assert 0 < max(sizes) <= 400  # of all queries, the votes would be 1,250
 
 
 def test_without_a_fold_that_has_all_neighbors_of_a_query_the_whole_bank_votes():

@@ -54,10 +54,12 @@ class Proposal:
     chance: float  # The same where groups are shuffled within classes
     p: float  # How often shuffled groups reach the share
     kept: bool  # Whether its groups are taken for one source
+    sample: int | None = None  # Images that it is tested on, if these are not all
 
     def line(self) -> str:
         """One line."""
         what = f"{self.kind}: {count(self.num_groups, 'group')} of {self.num_images:,} images"
+        what += f", tested on {count(self.sample, 'image')}" if self.sample else ""
         verdict = "one source each" if self.kept else "no more than by chance"
         return (
             f"{what}; the nearest image of the class is of the group for {self.share:.1%}, "
@@ -75,6 +77,8 @@ def find_sources(
     permutation test.
     """
     proposals, joined = list[Proposal](), np.arange(len(audited))
+    tested_on = min(MOST, len(_testable(audited.embeddings.labels)))
+    sample = tested_on if tested_on < len(audited) else None
     candidates = dict(_candidates(audited, progress))
     for kind, groups in candidates.items():
         tested = _tested(audited, groups, seed)
@@ -84,7 +88,8 @@ def find_sources(
         sure = tested.p <= SURE / len(candidates)
         kept = sure and tested.value >= LIFT * tested.chance
         counts = len(several), int(several.sum())
-        proposals.append(Proposal(kind, *counts, tested.value, tested.chance, tested.p, kept))
+        result = tested.value, tested.chance, tested.p
+        proposals.append(Proposal(kind, *counts, *result, kept, sample))
         if kept:
             joined = merged(joined, pairs_of(groups))
     return proposals, joined
@@ -203,10 +208,15 @@ def _tested(audited: Audited, groups: Groups, seed: int) -> PermutationTest | No
     return permutation_test(share_inside, classes, rng)
 
 
-def _drawn(groups: Groups, labels: Rows, rng: np.random.Generator) -> Rows:
-    """Return the images that are labeled, if some are; of many, those of some groups."""
+def _testable(labels: Rows) -> Rows:
+    """Return the images that are labeled, if some are."""
     labeled = labels != UNLABELED
-    rows = np.flatnonzero(labeled if labeled.any() else ~labeled)
+    return np.flatnonzero(labeled if labeled.any() else ~labeled)
+
+
+def _drawn(groups: Groups, labels: Rows, rng: np.random.Generator) -> Rows:
+    """Return the images that a proposal is tested on: of many, those of some groups."""
+    rows = _testable(labels)
     order = rng.permutation(len(groups))[groups[rows]]
     return np.sort(rows[np.argsort(order, kind="stable")][:MOST])
 

@@ -18,7 +18,7 @@ from nearkin.classifier.calibration import Calibration
 from nearkin.classifier.features import CachedFeatures, ViewSettings
 from nearkin.classifier.reference import LEARNED, THRESHOLDS, Reference
 from nearkin.config import DiscoverConfig
-from nearkin.data.augmentations import AUGMENTATIONS, views_of
+from nearkin.data.augmentations import AUGMENTATIONS, measured_view
 from nearkin.encoders.encoder import Encoder, read_tensors, separate_weights
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.files import usable, write_whole
@@ -273,7 +273,7 @@ def _check(classifier: Classifier) -> None:
         if not is_right:
             raise ValueError(f"its {part} does not fit the rest")
     augment: Any = drawn.augment
-    views_of(DiscoverConfig(augment=augment, seed=drawn.seed).augment, ("strong",))
+    measured_view(DiscoverConfig(augment=augment, seed=drawn.seed).augment)
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:

@@ -15,12 +15,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from nearkin.classifier.kept import Found, KeptFeatures
-from nearkin.data.augmentations import Augment, views_of
+from nearkin.data.augmentations import Augment, measured_view
 from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.decode import BadImage
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.data.notes import lines
-from nearkin.data.samplers import RandomBatchSampler
+from nearkin.data.samplers import Planned, RandomBatchSampler
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.encoders.inference import Inference, Precision, encode, has_openvino, inference
@@ -95,17 +95,23 @@ class _AugmentedViews:
 
     @classmethod
     def of(
-        cls, encoder: Encoder, images: Images, drawn: ViewSettings, device: torch.device
+        cls,
+        encoder: Encoder,
+        images: Images,
+        drawn: ViewSettings,
+        device: torch.device,
+        workers: int,
     ) -> "_AugmentedViews":
         images, size = encoder.preprocessing.applied(images), encoder.image_size
 
         def batches(images: Images) -> Batches:
             return Batches.of(
                 images,
-                views_of(drawn.augment, ("strong",)),
+                (measured_view(drawn.augment),),
                 image_size=size,
                 sampler=RandomBatchSampler(len(images), 1, drawn.seed),
                 device=device,
+                workers=workers,
                 by_content=True,
             )
 
@@ -128,18 +134,28 @@ class _AugmentedViews:
             if own in batches.bad
         }
 
-    def views(self, epoch: int, rows: Int64[np.ndarray, " rows"]) -> Float[Tensor, "rows _ _ _"]:
-        """Return a view of each of these images, from 0 to 1; gray of unreadable ones."""
+    def views(self, plan: Sequence[Planned]) -> Iterator[Float[Tensor, "rows _ _ _"]]:
+        """Yield the views of each step, from 0 to 1; gray of images that are known as unreadable.
+
+        Workers load those of the steps to come.
+        """
         first = self.parts[0][0]
         shape = first.images.num_channels, first.sizes[0], first.sizes[0]
-        made = torch.full((len(rows), *shape), 0.5, device=first.device)
-        made = made.contiguous(memory_format=torch.channels_last)  # as views and networks are
-        for batches, place in self.parts:
-            own = place[rows]
-            inside = np.flatnonzero((own >= 0) & ~np.isin(own, list(batches.bad)))
-            if len(inside):
-                made[torch.from_numpy(inside)] = batches.views(epoch, own[inside])[0]
-        return made
+        places = [
+            np.where(np.isin(place, list(batches.bad)), -1, place) for batches, place in self.parts
+        ]
+        streams = []
+        for (batches, _), place in zip(self.parts, places, strict=True):
+            own = ((epoch, own[own >= 0]) for epoch, rows in plan for own in [place[rows]])
+            streams.append(batches.planned([each for each in own if len(each[1])]))
+        for _, rows in plan:
+            made = torch.full((len(rows), *shape), 0.5, device=first.device)
+            made = made.contiguous(memory_format=torch.channels_last)  # as views and networks are
+            for stream, place in zip(streams, places, strict=True):
+                inside = np.flatnonzero(place[rows] >= 0)
+                if len(inside):
+                    made[torch.from_numpy(inside)] = next(stream)[0]
+            yield made
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,14 +239,19 @@ class Extraction:
         by = self._prepared(total)
         crops = {shard: self._crops(shard, by.batch_size) for shard in shards}
 
+        plan = [
+            (epoch, np.asarray(shard[first : first + by.batch_size]))
+            for shard in shards
+            for epoch in range(num_views)
+            for first in range(0, len(shard), by.batch_size)
+        ]
+
         def inputs() -> Iterator[Tensor]:
-            for shard in shards:
-                if not num_views:
+            if num_views:
+                yield from map(normalize, self._augmented.views(plan))
+            else:
+                for shard in shards:
                     yield from (normalize(batch.to(self.device)) for batch in crops[shard])
-                for epoch in range(num_views):
-                    for first in range(0, len(shard), by.batch_size):
-                        rows = np.asarray(shard[first : first + by.batch_size])
-                        yield normalize(self._augmented.views(epoch, rows))
 
         text = "features of views" if num_views else "features"
         batches = tracked(inputs(), total, text, self.log.progress)
@@ -254,4 +275,4 @@ class Extraction:
 
     @cached_property
     def _augmented(self) -> _AugmentedViews:
-        return _AugmentedViews.of(self.encoder, self.images, self.drawn, self.device)
+        return _AugmentedViews.of(self.encoder, self.images, self.drawn, self.device, self.workers)

@@ -38,7 +38,7 @@ from nearkin.data.remote import (
     state_of,
 )
 from nearkin.data.samples import beside, companions, labels_beside, sample_key
-from nearkin.data.unpacked import unpacked
+from nearkin.data.unpacked import hold_copies, unpacked
 from nearkin.errors import DataError, OutputError, redacted
 from nearkin.files import replace_text
 from nearkin.places import cache_folder, exists, user_path
@@ -119,6 +119,7 @@ def list_archives(where: File | str, archives: Mapping[str, File]) -> Listing:
     Of the images of one sample, as shards of WebDataset have them, one counts.
     """
     found, modified = _Found(), list[int]()
+    hold_copies(archives.values())
     remote = any(isinstance(file, RemoteFile) for file in archives.values())
     with ThreadPoolExecutor(THREADS) if remote else nullcontext() as pool:
         files = archives.values()

@@ -20,7 +20,7 @@ from nearkin.data.images import SMALL_SIDE, Arrays, Images
 from nearkin.data.loader import prefetch, workers_that_fit
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
-from nearkin.data.samplers import BatchSampler
+from nearkin.data.samplers import BatchSampler, Planned, PlannedBatchSampler
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_views
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.errors import DataError
@@ -297,6 +297,11 @@ class Batches:
         if self.pixels is None:
             return self._from_files(self.dataset.load(epoch, rows))[0]
         return self._from_memory(self.pixels, [self._plan(epoch, rows)])[0]
+
+    def planned(self, plan: Sequence[Planned]) -> Iterator[Views]:
+        """The views of the images of each pair of an epoch and rows, in turn; see `views`."""
+        following = self._changed(sampler=PlannedBatchSampler(plan, self.sampler.seed))
+        return (views for views, _ in following.sampled(0, len(plan), slice(None)))
 
     def _sampled_from_memory(
         self, pixels: Tensor, start: int, stop: int, part: slice

@@ -25,7 +25,7 @@ from nearkin.places import cache_folder
 
 VERSION: Final = 6  # Of the index; another version has other file names
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
-BLOCK: Final = 2**10  # Files between two calls of `on_progress`
+BLOCK: Final = 2**6  # Files that a worker computes at once: few, or slow ones count as hung
 MANY: Final = 2**14  # Files from which on starting processes pays
 Record = tuple[Any, ...]  # The values of one file
 Compute = Callable[[int], Record]  # Those of a row; a `BadImage` if there are none

@@ -1,5 +1,6 @@
 """Which images each step sees: a function of the seed and the step, with nothing to save."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -198,5 +199,37 @@ class SequentialBatchSampler:
         return np.arange(start, min(start + self.batch_size, self.num_images))
 
 
-BatchSampler = RandomBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler
+Planned = tuple[int, Int64[np.ndarray, " _"]]
+"""The epoch whose views a step sees, and its images."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedBatchSampler:
+    """Steps that are given one by one."""
+
+    plan: Sequence[Planned]
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """All batches."""
+        return len(self.plan)
+
+    @property
+    def batch_size(self) -> int:
+        """Images per step, at most."""
+        return max((len(rows) for _, rows in self.plan), default=1)
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, whose views a step sees."""
+        return self.plan[step][0]
+
+    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """The images of one step."""
+        return self.plan[step][1]
+
+
+BatchSampler = (
+    RandomBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler | PlannedBatchSampler
+)
 """Which images each step sees, and the epoch whose views: functions of the step alone."""

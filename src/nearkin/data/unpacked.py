@@ -2,8 +2,10 @@
 
 import errno
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,18 +16,32 @@ from nearkin.errors import ResourceError
 from nearkin.files import whole
 from nearkin.places import cache_folder
 
+SUFFIXES: Final = (".arrow", ".tar")  # Of what unpacked files become
 ROOM: Final = 50 * 2**30  # Bytes of all unpacked files
 NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR)
 
 
 def unpacked(file: File, suffix: str, write: Callable[[Any, Path], None]) -> Path:
     """What `write` has made of the open file in its present state, now or at an earlier start."""
-    known = hashlib.sha256(in_bytes(f"{file} {state_of(file)}")).hexdigest()
-    path = cache_folder("tables") / f"{known[:32]}{suffix}"
-    if not path.exists():
-        with file.open("rb") as packed:
-            write_unpacked(path, partial(write, packed))
+    path = _copy(file, suffix)
+    hold(path)
+    if path.exists():
+        return path
+    with file.open("rb") as packed:
+        write_unpacked(path, partial(write, packed))
     return kept(path)
+
+
+def hold_copies(files: Iterable[File]) -> None:
+    """Hold what there is of a data set, before any of its copies makes room for itself."""
+    for file, suffix in product(files, SUFFIXES):
+        with suppress(OSError):  # whoever reads the file tells why it cannot be
+            hold(_copy(file, suffix))
+
+
+def _copy(file: File, suffix: str) -> Path:
+    known = hashlib.sha256(in_bytes(f"{file} {state_of(file)}")).hexdigest()
+    return cache_folder("tables") / f"{known[:32]}{suffix}"
 
 
 def write_unpacked(path: Path, write: Callable[[Path], None]) -> None:

@@ -319,8 +319,8 @@ def _classified(
     # Only these are known to be of no known class; new images may be of any.
     excluded = dataset.excluded(len(classes))
     with torch.inference_mode():
-        probability = class_probability(heads, apply_layer(layer, cached.center), excluded)
-    found = probability.numpy().argmax(axis=1)
+        features = apply_layer(layer, cached.center)
+        found = class_probability(heads, features, excluded).numpy().argmax(axis=1)
     labeled = task.label != UNLABELED
     own, rows = np.where(labeled, task.label, found), task.rows
     learned = cached.center[torch.from_numpy(rows)]

@@ -119,7 +119,8 @@ class Pipeline:
         task = dataset.task(config.mode)
         estimate = self._estimate(cached, task)
         task = replace(task, num_novel=estimate.chosen if estimate else int(config.classes))
-        columns_of = {"k-means": COPIES * WIDEST, "probabilities": 2 * task.num_classes}
+        # Of probabilities, those of the images to assign are scaled and sorted, each in a copy.
+        columns_of = {"k-means": COPIES * WIDEST, "probabilities": 4 * task.num_classes}
         for step, columns in columns_of.items():
             state_memory(f"           {step} of all images", 8 * columns * len(task.label), log)
         # Warnings of what is clear already come before time is spent on training.
@@ -195,7 +196,8 @@ class Pipeline:
         """Return the features of readable images, and the data without the others."""
         run, images = self.run, dataset.images
         run.log.info(f"           features of {len(images)} images and {NUM_VIEWS} views of each")
-        numbers = len(images) * pretrained.num_features * (1 + NUM_VIEWS)
+        # Those of views come in pieces, which are then joined.
+        numbers = len(images) * pretrained.num_features * (1 + 2 * NUM_VIEWS)
         state_memory("           features", 4 * numbers, run.log)
         drawn = ViewSettings(base.augment, NUM_VIEWS, base.seed)
         where = run.device, int(base.workers), run.log, run.folder.kept_features

@@ -253,7 +253,7 @@ def evaluate_split(
     on_encoded(embeddings)
     scored = readable.test if len(readable.test) else readable.train
     with_view = not set(GEOMETRY).isdisjoint(titles)
-    how: Any = {"seed": seed, "augment": augment, "device": device}
+    how: Any = {"seed": seed, "augment": augment, "device": device, "workers": workers}
     tables, views = dict[str, Pair](), dict[str, ImageViews]()
     for name, of in {table: encoder, **beside}.items():
         progress = under(TITLES.get(name, name), on_progress)
@@ -298,14 +298,21 @@ def label_free(
     some = images.spread(GEOMETRY_IMAGES)
     by = inference(encoder, device)
     of = encode_images(by, some, workers=workers, on_progress=on_progress)
-    view = second_view(encoder, some.subset(of.rows), seed=seed, augment=augment, device=device)
+    how: Any = {"seed": seed, "augment": augment, "device": device, "workers": workers}
+    view = second_view(encoder, some.subset(of.rows), **how)
     inputs = Inputs(of, replace(of, second_view=view), seed, device, scored="images")
     metrics, _ = _measured(inputs, GEOMETRY, on_progress)
     return {metric.name: metric for metric in metrics}
 
 
 def second_view(
-    encoder: Encoder, images: Images, *, seed: int, augment: Augment, device: torch.device
+    encoder: Encoder,
+    images: Images,
+    *,
+    seed: int,
+    augment: Augment,
+    device: torch.device,
+    workers: int = 0,
 ) -> Embeddings:
     """Embeddings of some images, augmented as in training: they should hardly differ."""
     rows = geometry_rows(len(images))
@@ -316,10 +323,12 @@ def second_view(
         image_size=encoder.image_size,
         sampler=RandomBatchSampler(len(some), 1, seed),
         device=device,
+        workers=workers,
     )
     size = images_at_once(encoder.image_size, device)
     pieces = np.array_split(np.arange(len(some)), range(size, len(some), size))
-    features = encode(encoder, (normalize(batches.views(0, piece)[0]) for piece in pieces))
+    views = batches.planned([(0, piece) for piece in pieces])
+    features = encode(encoder, (normalize(view) for (view,) in views))
     own = np.setdiff1d(np.arange(len(some)), list(batches.bad))  # bad ones show another's view
     return embeddings_of(some.subset(own), features.numpy()[own], rows[own])
 

@@ -17,6 +17,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus, free_memory
 from nearkin.evaluation.table import read_embeddings
 from nearkin.files import read_arrays, sha256, usable, write_whole
+from nearkin.metrics.components import principal_components
 from nearkin.metrics.neighbors import Nearest, nearest
 from nearkin.metrics.selection import balanced
 from nearkin.run.folder import RunFolder
@@ -254,11 +255,10 @@ def z_order(xy: Coordinates) -> Rows:
 
 
 def _principal_components(unit: Vectors) -> Coordinates:
-    from sklearn.decomposition import PCA
-
     scores = np.zeros((len(unit), 2))
-    components = min(2, *unit.shape)
-    if components and np.ptp(unit, axis=0).max() > 1e-6:  # more than rounding
-        pca = PCA(components, svd_solver="covariance_eigh")
-        scores[:, :components] = pca.fit_transform(unit.astype(np.float64))
+    count = min(2, *unit.shape)
+    if count and np.ptp(unit, axis=0).max() > 1e-6:  # more than rounding
+        x = unit.astype(np.float64)
+        mean, directions = principal_components(x, count)
+        scores[:, :count] = x @ directions - mean @ directions
     return scores

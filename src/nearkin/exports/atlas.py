@@ -25,8 +25,8 @@ from nearkin.text import as_text
 SIDE: Final = 48
 
 
-def write_atlas(folder: RunFolder, images: Images, path: Path) -> int:
-    """Write the images of a finished run as a table for Embedding Atlas; return their number.
+def write_atlas(folder: RunFolder, images: Images, path: Path) -> str:
+    """Write the images of a finished run as a table for Embedding Atlas; return how many of all.
 
     The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
     table, and cosine distances) and, of a discovery, cluster and score. Of very many images, the
@@ -39,7 +39,8 @@ def write_atlas(folder: RunFolder, images: Images, path: Path) -> int:
     table = _table(folder, embeddings.subset(rows), images, rows)
     with creating(path), whole(path) as partial, partial.open("wb") as file:
         parquet.write_table(table, file)  # which takes no path that is not UTF-8
-    return len(table)
+    left_out = len(rows) < len(embeddings)
+    return f"{len(rows):,} of {len(embeddings):,}" if left_out else f"{len(rows):,}"
 
 
 def _table(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nearkin.distributed import threads_for
 from nearkin.errors import DataError
+from nearkin.metrics.components import principal_components
 from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks
 from nearkin.types import UNLABELED
@@ -43,16 +44,11 @@ def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
 
     These are of at most `SAMPLE` evenly spread rows. Features may be on disk.
     """
-    from sklearn.decomposition import PCA
-
     (n, dim), mean, components = features.shape, None, None
     if dim > WIDEST and n > 1:  # one row has no components
         sample = unit(features[:: -(-n // SAMPLE)].float()).cpu().numpy()
-        solver = "covariance_eigh" if len(sample) >= dim else "full"
-        pca = PCA(min(WIDEST, len(sample)), svd_solver=solver).fit(sample)
-        mean, components = (
-            torch.from_numpy(x).to(features.device) for x in (pca.mean_, pca.components_.T)
-        )
+        found = principal_components(sample, min(WIDEST, len(sample)))
+        mean, components = (torch.from_numpy(x).to(features.device) for x in found)
     reduced = np.empty((n, dim if components is None else components.shape[1]), np.float32)
     # Kept in pieces between the blocks, they would leave holes in memory that no block fits into.
     for part in blocks(n, max(1, BLOCK // dim)):

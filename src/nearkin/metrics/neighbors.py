@@ -167,12 +167,17 @@ def predict_without(
     weights = ((similarity - similarity[:, :1]) / temperature).exp()  # of one query, to scale
     classes = torch.from_numpy(bank_labels).to(index)[index]
     member, predicted = torch.from_numpy(fold).to(index)[index], []
+    num_classes = int(bank_labels.max()) + 1
+    rows = max(1, held_at_once(queries.device) // num_classes)
     for left_out in range(int(fold.max()) + 1):
         present = member != left_out
         present |= ~present.any(dim=1, keepdim=True)
         voting = weights * (present & (present.cumsum(dim=1) <= k))
-        scores = voting.new_zeros(len(queries), int(bank_labels.max()) + 1)
-        predicted.append(scores.scatter_add_(1, classes, voting).argmax(dim=1))
+        winners = (
+            some.new_zeros(len(some), num_classes).scatter_add_(1, of, some).argmax(dim=1)
+            for some, of in zip(voting.split(rows), classes.split(rows), strict=True)
+        )
+        predicted.append(torch.cat([*winners]))
     return torch.stack(predicted)
 
 

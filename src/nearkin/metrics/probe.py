@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nearkin.distributed import threads_for
 from nearkin.errors import DataError
+from nearkin.metrics.components import principal_components
 from nearkin.metrics.intervals import Groups
 from nearkin.objectives.fused import blocks
 from nearkin.types import UNLABELED
@@ -343,12 +344,9 @@ def _moments(features: Features) -> tuple[Float[Tensor, " dim"], Float[Tensor, "
 
 def _leading(x: Standardized, seed: int) -> Float[Tensor, "dim reduced"]:
     """Return the `WIDEST` leading principal components of at most `MOST` rows."""
-    from sklearn.decomposition import PCA
-
     few = np.random.default_rng(seed).permutation(x.shape[0])[:MOST]
     rows = x[np.sort(few)].cpu().numpy()
-    pca = PCA(WIDEST, svd_solver="covariance_eigh").fit(rows)
-    return torch.from_numpy(pca.components_.T.copy()).to(x.mean)
+    return torch.from_numpy(principal_components(rows, WIDEST).directions.copy()).to(x.mean)
 
 
 # Held-out images
