@@ -20,9 +20,10 @@ NOT_WRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, er
 
 def unpacked(file: File, suffix: str, write: Callable[[Any, Path], None]) -> Path:
     """What `write` has made of the open file in its present state, now or at an earlier start."""
-    known = hashlib.sha256(in_bytes(f"{file} {state_of(file)}")).hexdigest()
+    state = state_of(file)
+    known = hashlib.sha256(in_bytes(f"{file} {state}")).hexdigest()
     path = cache_folder("tables") / f"{known[:32]}{suffix}"
-    if not path.exists():
+    if not path.exists() or not state[1]:  # what has no time may be another file
         with file.open("rb") as packed:
             write_unpacked(path, partial(write, packed))
     return kept(path)
