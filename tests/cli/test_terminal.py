@@ -13,6 +13,7 @@ import termios
 import time
 import traceback
 from functools import partial
+from pathlib import Path
 
 import builders
 import kills
@@ -284,6 +285,21 @@ def test_a_reader_that_goes_away_ends_nothing():
             _at_a_terminal(work, "utf-8", {})
         os.close(writing)
         assert kills.finish(child) == code
+
+
+@pytest.mark.parametrize("words", [["list", "methods"], ["train", "--help-all"]])
+def test_what_cannot_be_printed_decides_the_exit_code_only_where_it_is_lost(words):
+    """A reader has heard enough; a full disk, which the system has as a file, has taken nothing."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "nearkin", *words]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=True)
+    os.close(writing)
+    assert done.stderr == b""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    says = b"error: no room left to write the output; make room, then try again\n"
+    assert (done.returncode, done.stderr) == (8, says)
 
 
 CLOSED = """

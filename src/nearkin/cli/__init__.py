@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.update({**SLEEPING_THREADS, **os.environ})
     _open_streams()
     with as_typed_words():
-        return _run(sys.argv[1:] if arguments is None else arguments)
+        return _flushed(_run(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(arguments: list[str]) -> int:
@@ -43,7 +43,6 @@ def _run(arguments: list[str]) -> int:
     except (CycloptsError, NearkinError) as error:
         return _failed(error)
     except BrokenPipeError:  # whoever read the output has heard enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as error:
         return _exited(error.code)
@@ -52,6 +51,17 @@ def _run(arguments: list[str]) -> int:
             raise
         return _failed(system_error(error) or _bug(error))
     return 0
+
+
+def _flushed(code: int) -> int:
+    """Write what is buffered, or it would be written at the end, and decide the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not (code or isinstance(error, BrokenPipeError)):
+            return _failed(system_error(error) or _bug(error))
+    return code
 
 
 def _open_streams() -> None:
