@@ -47,9 +47,10 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as error:
         return _exited(error.code)
     except Exception as error:
-        if "NEARKIN_TRACEBACK" in os.environ:
+        refused = system_error(error)
+        if refused is None and os.environ.get("NEARKIN_TRACEBACK"):
             raise
-        return _failed(system_error(error) or _bug(error))
+        return _failed(refused or _bug(error))
     return 0
 
 
