@@ -307,6 +307,7 @@ import os, sys
 from nearkin.cli import main
 assert main(["--version"]) == 0
 assert main(["train", "--bogus"]) == 2
+assert main(["train", "--\\u00e9"]) == 2
 assert os.path.samestat(os.stat(os.devnull), os.fstat(2))
 """
 
@@ -314,8 +315,10 @@ assert os.path.samestat(os.stat(os.devnull), os.fstat(2))
 def test_no_file_is_opened_in_the_place_of_a_closed_stream():
     """And nothing that belongs there is printed elsewhere."""
     command = [sys.executable, "-c", CLOSED]
+    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    close = lambda: os.close(2)
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2), check=True
+        command, stdout=subprocess.PIPE, env=ascii_only, preexec_fn=close, check=True
     )
     assert re.fullmatch(rb"[\d.]+\n", done.stdout)
 

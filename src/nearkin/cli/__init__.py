@@ -71,7 +71,7 @@ def _open_streams() -> None:
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "w"))
+            setattr(sys, name, os.fdopen(number, "w", errors="backslashreplace"))
 
 
 def _exited(code: object) -> int:
