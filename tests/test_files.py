@@ -1,6 +1,9 @@
 """Files that are verified when they are read, and errors of reading and writing them."""
 
+import errno
 import io
+import os
+import stat
 import zipfile
 
 import numpy as np
@@ -17,6 +20,7 @@ from nearkin.files import (
     usable,
     whole,
     write_sealed,
+    write_whole,
     writing,
 )
 
@@ -93,3 +97,17 @@ def test_a_file_is_there_whole_or_as_it_was_and_nothing_else_is_left(tmp_path, m
     (tmp_path / "file.partial").write_bytes(b"of somebody")
     remove_partial(tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "file.partial"]
+
+
+def test_a_file_is_written_where_folders_cannot_be_synced(tmp_path, monkeypatch):
+    """As on some file systems of networks and of user space."""
+    fsync = os.fsync
+
+    def of_files(number):
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    write_whole(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"

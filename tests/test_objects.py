@@ -167,6 +167,14 @@ def test_a_line_comes_once_when_logging_is_configured_later():
     assert done.stderr == "one\nINFO:nearkin:two\n"
 
 
+def test_a_closed_standard_error_takes_lines_and_ends_nothing():
+    program = (
+        "import sys; from nearkin.run.reporter import Logged; "
+        "sys.stderr.close(); Logged().info('one'); sys.stderr = None; Logged().info('two')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_errors_speak_the_language_of_who_asked():
     error = UsageError("--batch-size 1 is too small; `nearkin embed ENCODER DATA` or another -o")
     assert isinstance(error, ValueError)

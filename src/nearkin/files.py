@@ -116,11 +116,12 @@ def whole(path: Path, *, lasting: bool = True) -> Iterator[Path]:
     finally:
         partial.unlink(missing_ok=True)
     if lasting and hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with contextlib.suppress(OSError):  # not all file systems can; the file is in its place
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def write_whole(path: Path, *parts: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from nearkin.errors import DataError, NearkinError, ResourceError
 
 NO_WAY: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 NO_HANDLES: Final = (errno.EMFILE, errno.ENFILE)
 TOO_MANY_OPEN: Final = (
     "too many open files; allow more with `ulimit -n 4096`, or give fewer --workers"
@@ -63,6 +64,9 @@ def system_error(error: Exception) -> NearkinError | None:
         return None
     if error.errno in NO_HANDLES:
         return ResourceError(TOO_MANY_OPEN)
+    if error.errno in NO_ROOM:
+        where = error.filename or "the output"
+        return ResourceError(f"no room left to write {where}; make room, then try again")
     if error.errno in NO_WAY and error.filename:
         reason = str(error.strerror).lower()
         return DataError(f"{error.filename}: {reason}; give a path that this user may use")

@@ -254,9 +254,12 @@ def test_a_bug_is_one_line_and_its_traceback_is_in_the_log_or_on_screen(
     log = (tmp_path / "run" / "train.log").read_text()
     assert "Traceback (most recent call last)" in log
     assert "RuntimeError: of ours" in log
+    monkeypatch.setenv("NEARKIN_TRACEBACK", "")  # is off
+    assert run(*arguments, tmp_path / "again") == 1
     monkeypatch.setenv("NEARKIN_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="of ours"):
-        run(*arguments, tmp_path / "again")
+        run(*arguments, tmp_path / "traced")
+    assert run("evaluate", 300 * "i") == 3  # too long a name is no bug, so its line stays
 
 
 REFUSED = {

@@ -13,6 +13,7 @@ import termios
 import time
 import traceback
 from functools import partial
+from pathlib import Path
 
 import builders
 import kills
@@ -286,11 +287,27 @@ def test_a_reader_that_goes_away_ends_nothing():
         assert kills.finish(child) == code
 
 
+@pytest.mark.parametrize("words", [["list", "methods"], ["train", "--help-all"]])
+def test_what_cannot_be_printed_decides_the_exit_code_only_where_it_is_lost(words):
+    """A reader has heard enough; a full disk, which the system has as a file, has taken nothing."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "nearkin", *words]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=True)
+    os.close(writing)
+    assert done.stderr == b""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    says = b"error: no room left to write the output; make room, then try again\n"
+    assert (done.returncode, done.stderr) == (8, says)
+
+
 CLOSED = """
 import os, sys
 from nearkin.cli import main
 assert main(["--version"]) == 0
 assert main(["train", "--bogus"]) == 2
+assert main(["train", "--\\u00e9"]) == 2
 assert os.path.samestat(os.stat(os.devnull), os.fstat(2))
 """
 
@@ -298,8 +315,10 @@ assert os.path.samestat(os.stat(os.devnull), os.fstat(2))
 def test_no_file_is_opened_in_the_place_of_a_closed_stream():
     """And nothing that belongs there is printed elsewhere."""
     command = [sys.executable, "-c", CLOSED]
+    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    close = lambda: os.close(2)
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, preexec_fn=lambda: os.close(2), check=True
+        command, stdout=subprocess.PIPE, env=ascii_only, preexec_fn=close, check=True
     )
     assert re.fullmatch(rb"[\d.]+\n", done.stdout)
 

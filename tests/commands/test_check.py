@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -113,3 +114,28 @@ def test_of_too_many_images_no_duplicates_are_searched(tmp_path, capsys, monkeyp
 def _of_augmentation(pixels: np.ndarray, labels: np.ndarray) -> list[str]:
     warnings = nearkin.check((pixels, labels), verbose=False).warnings
     return [each for each in warnings if "augmentation" in each]
+
+
+def out_of_memory(*_, **__):
+    raise MemoryError
+
+
+def test_what_was_found_is_shown_where_memory_runs_out_in_a_training(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(import_module("nearkin.commands.check"), "build", out_of_memory)
+    assert run("check", fill(tmp_path, *(f"{n}.png" for n in range(8)))) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "images    8 (8 PNG)" in lines
+    assert any(line.startswith("proposal    none: out of memory; ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [("check", "open_images"), ("duplicates", "open_images"), ("evaluate", "choose_device")],
+)
+def test_memory_that_runs_out_before_anything_is_found_is_no_bug(
+    command, function, monkeypatch, refusal
+):
+    monkeypatch.setattr(import_module(f"nearkin.commands.{command}"), function, out_of_memory)
+    assert "out of memory; " in refusal(8, command, "digits")

@@ -164,7 +164,10 @@ def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, m
     assert len(view) == 18
 
 
-def test_a_run_on_arrays_asks_for_them(tmp_path):
+def test_a_run_on_arrays_asks_for_them(tmp_path, monkeypatch):
+    """Whatever folder of their name there is."""
+    fill(tmp_path / "arrays", *(f"{n}.png" for n in range(12)))
+    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
     write_run(tmp_path / "run", open_images(data), "arrays", val=0.5)

@@ -19,6 +19,7 @@ from nearkin.data.decode import BadImage
 from nearkin.data.labels import class_names
 from nearkin.data.members import DEFLATED, STORED, Place, read_member
 from nearkin.data.opening import open_images
+from nearkin.data.unpacked import unpacked
 from nearkin.errors import DataError
 
 KINDS = ("d.zip", "d.tar", "d.tar.gz", "d.tgz")
@@ -186,6 +187,15 @@ def test_a_second_start_reads_no_header_until_a_shard_changes(shards):
     assert open_images(shards).names == first.names
     os.utime(path, ns=(1, 1))
     assert len(open_images(shards).bad) == 1
+
+
+def test_a_file_without_a_time_is_unpacked_again(tmp_path, cache):
+    path = tmp_path / "a.tar.gz"
+    for content in (b"old", b"new"):
+        path.write_bytes(content)
+        os.utime(path, ns=(0, 0))
+        copy = unpacked(path, ".tar", lambda file, new: new.write_bytes(file.read()))
+        assert copy.read_bytes() == content
 
 
 def test_what_cannot_be_used_is_listed_by_shard(shards):

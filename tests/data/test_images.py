@@ -179,6 +179,15 @@ def test_a_second_start_reads_no_header_but_of_what_has_changed(tmp_path):
     assert (images.names, images.sizes[0].tolist()) == (("a.png", "a2.png", "c.png"), [33, 22])
 
 
+def test_files_without_a_time_are_read_again(tmp_path):
+    """As tar --mtime=@0 and reproducible builds leave them: of another version, it is the same."""
+    path = fill(tmp_path, "a.png") / "a.png"
+    os.utime(path, ns=(0, 0))
+    first = open_images(tmp_path)
+    exchange(path, path.read_bytes()[:-1] + b"x")
+    assert open_images(tmp_path).contents[0] != first.contents[0]
+
+
 def test_an_index_that_is_damaged_or_cannot_be_written_costs_nothing(tmp_path, cache, monkeypatch):
     open_images(fill(tmp_path, "a.png"))
     (stored,) = cache.rglob("*.npz")

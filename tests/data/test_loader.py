@@ -4,17 +4,21 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
+import warnings
 
 import loaders
 import pytest
 import torch
 from loaders import same
+from processes import fork
+from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from nearkin.data import loader
 from nearkin.data.batches import CenterCrops, ViewDataset
 from nearkin.data.index import BLOCK
-from nearkin.data.loader import workers_that_fit
+from nearkin.data.loader import prefetch, workers_that_fit
 from nearkin.data.opening import open_images
 from nearkin.errors import ResourceError, WorkerError
 from nearkin.run.failures import resource_errors
@@ -71,6 +75,37 @@ def test_workers_that_hang_are_replaced_and_nothing_changes(photographs, alone, 
 def test_a_worker_that_decodes_large_photographs_for_an_index_is_not_hung():
     """A PNG of 12 million pixels takes a second, and a TIFF more."""
     assert loader.PATIENCE / BLOCK > 1.5
+
+
+class Slow(Dataset):
+    """Each item takes a second in which its process runs."""
+
+    def __init__(self, begun):
+        self.begun = begun
+
+    def __getitem__(self, number):
+        os.write(self.begun, b".")
+        for _ in range(10):
+            time.sleep(0.1)
+        return number
+
+
+def test_seconds_in_which_a_process_is_stopped_do_not_count(monkeypatch):
+    """With its workers: by Ctrl-Z, docker pause, or a scheduler."""
+    monkeypatch.setattr(loader, "PATIENCE", 3)
+    begun, begins = os.pipe()
+
+    def load():
+        os.setpgid(0, 0)
+        with warnings.catch_warnings(action="error"):  # such as that workers are replaced
+            return list(prefetch(Slow(begins), 0, 1, 1, images=1)) != [0]
+
+    child = fork(load)
+    os.read(begun, 1)
+    os.killpg(child, signal.SIGSTOP)
+    time.sleep(4)
+    os.killpg(child, signal.SIGCONT)
+    assert os.waitpid(child, 0) == (child, 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")

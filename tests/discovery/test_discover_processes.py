@@ -4,7 +4,9 @@ import os
 import signal
 import sys
 import time
+from importlib import import_module
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
 
 import builders
 import numpy as np
@@ -178,3 +180,16 @@ def test_what_takes_one_process_is_left_to_the_first(tmp_path, monkeypatch, caps
         printed = capsys.readouterr()
         assert (printed.out, printed.err.count("this command takes one process")) == ("", 1)
     assert not any(tmp_path.iterdir())
+
+
+def test_every_process_takes_part_in_a_demo(tmp_path, monkeypatch):
+    """Its training waits for all of them."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    demo = import_module("nearkin.commands.demo")
+    calls = list[str]()
+    for name in ("train", "discover"):
+        note = lambda *_, name=name, **__: calls.append(name) or SimpleNamespace(path=tmp_path)
+        monkeypatch.setattr(demo, name, note)
+    assert run("demo", "-o", tmp_path) == 0
+    assert calls == ["train", "discover"]

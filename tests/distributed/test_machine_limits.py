@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from builders import write_files
 
-from nearkin.distributed import available_cpus, cpus_per_process, free_memory
+from nearkin.distributed import available_cpus, choose_device, cpus_per_process, free_memory
 from nearkin.distributed.devices import cpu_quota
+from nearkin.errors import UsageError
 
 
 def test_free_memory_is_that_of_the_tightest_control_group(tmp_path):
@@ -109,3 +111,21 @@ def test_large_tensors_get_the_same_pages_again_and_give_them_back_in_the_end():
     assert with_reuse < 16
     assert usual > with_reuse  # 32 if they are huge ones, else 16,384
     assert given_back > 12_000  # of 16,384 pages of the last tensor
+
+
+def test_a_gpu_that_cannot_be_used_leaves_the_cpu(monkeypatch, refusal):
+    """As where its driver is too old, or torch is not built for it."""
+
+    def zeros(*_, device):
+        raise RuntimeError(f"no kernel image for {device}\nand more")
+
+    for kind, there in ((torch.cuda, False), (torch.backends.mps, True)):
+        monkeypatch.setattr(kind, "is_available", lambda there=there: there)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    with pytest.warns(UserWarning, match=r"mps cannot be used here \(no kernel .* the CPU"):
+        assert choose_device("auto") == torch.device("cpu")
+    assert "(no kernel image for mps); give --device cpu" in refusal(2, "doctor", "--device=mps")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="give device cpu"):  # others may compute with theirs
+        choose_device("auto")

@@ -356,6 +356,26 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
     assert slurm_env(os.environ) == {}  # srun has started torchrun, which has started this
 
 
+@pytest.mark.parametrize("env", [{}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "0"}])
+def test_empty_variables_name_no_processes_and_one_process_is_alone(env, data, tmp_path):
+    """As `srun -n 1` and a shell leave them: nobody has set where processes meet."""
+    env = {"WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "", **env}
+    code, _, err = ended(start(data, tmp_path / "run", **env))
+    assert code == 0, err
+
+
+def test_what_is_waited_for_is_said_before_it_comes(data, tmp_path, monkeypatch, refusal, caplog):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "8", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    given = ["train", data, *SETTINGS, "-o", tmp_path / "run"]
+    refused = refusal(2, *given)
+    assert "MASTER_ADDR expected" in refused
+    assert "unset RANK and WORLD_SIZE" in refused
+    assert "process 0 waits for all 8 (WORLD_SIZE) at None:1" in caplog.text
+    monkeypatch.setenv("RANK", "a")
+    assert "unset RANK and WORLD_SIZE" in refusal(2, *given)
+
+
 def test_processes_meet_on_the_first_machine():
     nodes = {"n1": "n1", "n[001-004,7],m2": "n001", "a-b,c[1-2]": "a-b", "r[3,9]-ib": "r3-ib"}
     for listed, first in nodes.items():

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.update({**SLEEPING_THREADS, **os.environ})
     _open_streams()
     with as_typed_words():
-        return _run(sys.argv[1:] if arguments is None else arguments)
+        return _flushed(_run(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(arguments: list[str]) -> int:
@@ -43,15 +43,26 @@ def _run(arguments: list[str]) -> int:
     except (CycloptsError, NearkinError) as error:
         return _failed(error)
     except BrokenPipeError:  # whoever read the output has heard enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as error:
         return _exited(error.code)
     except Exception as error:
-        if "NEARKIN_TRACEBACK" in os.environ:
+        refused = system_error(error)
+        if refused is None and os.environ.get("NEARKIN_TRACEBACK"):
             raise
-        return _failed(system_error(error) or _bug(error))
+        return _failed(refused or _bug(error))
     return 0
+
+
+def _flushed(code: int) -> int:
+    """Write what is buffered, or it would be written at the end, and decide the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not (code or isinstance(error, BrokenPipeError)):
+            return _failed(system_error(error) or _bug(error))
+    return code
 
 
 def _open_streams() -> None:
@@ -60,7 +71,7 @@ def _open_streams() -> None:
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, "w"))
+            setattr(sys, name, os.fdopen(number, "w", errors="backslashreplace"))
 
 
 def _exited(code: object) -> int:

@@ -107,7 +107,7 @@ def is_first() -> bool:
     return is_main_process()
 
 
-SEVERAL = ("train", "discover", "classify")
+SEVERAL = ("train", "discover", "classify", "demo")
 """Commands that several processes run together."""
 
 

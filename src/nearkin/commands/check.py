@@ -27,6 +27,7 @@ from nearkin.evaluation.leaks import Leaks
 from nearkin.pace import count
 from nearkin.result import Result, Row
 from nearkin.run.auto import describe, resolve, view_sides
+from nearkin.run.failures import resource_errors
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.training.length import Overhead, planned_epochs, time_epoch, time_filling
 from nearkin.training.session import build
@@ -137,6 +138,7 @@ def _summary(classes: dict[str, int]) -> str:
 
 
 @command
+@resource_errors()
 def check(
     data: Any,
     *,
@@ -163,15 +165,16 @@ def check(
         warnings += duplicate_warnings(near, "near", images)
     estimate, parts = None, dict[str, int]()
     try:
-        config = TrainConfig()
-        split = split_images(images, config.val, config.seed, on_progress, found=found)
-        images, train, leaked = split.images, split.train, int(split.leaked.sum())
-        parts = {"train": len(train), "test": len(split.test_rows)}
-        device = choose_device("auto")
-        config = resolve(config, train, device)
-        estimate = _cost(config, train, device)
-        warnings += augmentation_warnings(train, config.augment)
-        proposal = describe(replace(config, epochs=estimate.epochs))
+        with resource_errors():
+            config = TrainConfig()
+            split = split_images(images, config.val, config.seed, on_progress, found=found)
+            images, train, leaked = split.images, split.train, int(split.leaked.sum())
+            parts = {"train": len(train), "test": len(split.test_rows)}
+            device = choose_device("auto")
+            config = resolve(config, train, device)
+            estimate = _cost(config, train, device)
+            warnings += augmentation_warnings(train, config.augment)
+            proposal = describe(replace(config, epochs=estimate.epochs))
     except NearkinError as error:
         proposal = f"none: {error}"
     return DataReport(

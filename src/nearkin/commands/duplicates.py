@@ -123,6 +123,7 @@ class DuplicateTable(Result):
 
 
 @command
+@resource_errors()
 def duplicates(
     data: Any,
     *,
@@ -200,7 +201,7 @@ def duplicates(
             "on_progress": log.progress,
         }
         stored = None if encoder is None else vectors
-        with resource_errors(), open_vectors(features, data, stored, config, log) as opened:
+        with open_vectors(features, data, stored, config, log) as opened:
             rows = opened.image_rows(images, log)
             threshold, estimate, others = _chosen(
                 opened, images, rows, groups, threshold, precision, **computing

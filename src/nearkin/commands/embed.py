@@ -579,7 +579,7 @@ def _claimed(
 def _check_engine(run: Any, data: Any, shard: str, backbone: nn.Module | None) -> None:
     """Refuse what Ray cannot divide, before anything is opened."""
     here = rank_info()
-    if shard or (here is not None and here.world_size > 1):
+    if shard or here:
         what = f"--shard {shard}" if shard else f"{here and here.world_size} processes"
         raise UsageError(f"--engine ray and {what} both divide the shards; give one of them")
     if backbone is not None or isinstance(run, Encoder) or not isinstance(data, str | Path):
@@ -606,7 +606,7 @@ def _turn(shard: str) -> tuple[int, int]:
     here = rank_info()
     if not shard:
         return (0, 1) if here is None else (here.rank, here.world_size)
-    if here is not None and here.world_size > 1:
+    if here is not None:
         raise UsageError(
             f"--shard {shard}, but {here.world_size} processes were started; leave --shard out"
         )

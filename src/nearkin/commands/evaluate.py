@@ -49,6 +49,7 @@ REDUCED: Final = 3  # Times the reduced vectors that k-means holds, as measured 
 
 
 @command
+@resource_errors()
 def evaluate(
     encoder: EncoderLike | Embeddings,
     data: Any = None,
@@ -140,32 +141,31 @@ def evaluate(
     split, same = _opened(folder, config, source, log)
     values = _values(ignore, split, config.labels, source) if ignore else None
     number = processes(workers)
-    with resource_errors():
-        computed = None
-        if isinstance(config, TrainConfig):
-            tables |= encoders_beside(loaded, folder, config, split, where, number, backbone)
-        else:
-            config = resolved(replace(config, workers=number), loaded, split.images)
-            computed = {  # in one go, as a run does, so that numbers are the same
-                name: features_of(config, encoder, split.images, where, log, name)
-                for name, encoder in tables.items()
-            }
-        (table, measured), *compared = tables.items()
-        evaluation, embeddings = evaluate_split(
-            measured,
-            split,
-            beside=dict(compared),
-            seed=config.seed,
-            workers=number,
-            augment=config.augment,
-            device=where,
-            features=computed,
-            table=table,
-            protocol=protocol,
-            on_encoded=partial(_log_bad, log),
-            on_progress=log.progress,
-        )
-        column = _of_column(ignore, embeddings, values, config.seed, where)
+    computed = None
+    if isinstance(config, TrainConfig):
+        tables |= encoders_beside(loaded, folder, config, split, where, number, backbone)
+    else:
+        config = resolved(replace(config, workers=number), loaded, split.images)
+        computed = {  # in one go, as a run does, so that numbers are the same
+            name: features_of(config, encoder, split.images, where, log, name)
+            for name, encoder in tables.items()
+        }
+    (table, measured), *compared = tables.items()
+    evaluation, embeddings = evaluate_split(
+        measured,
+        split,
+        beside=dict(compared),
+        seed=config.seed,
+        workers=number,
+        augment=config.augment,
+        device=where,
+        features=computed,
+        table=table,
+        protocol=protocol,
+        on_encoded=partial(_log_bad, log),
+        on_progress=log.progress,
+    )
+    column = _of_column(ignore, embeddings, values, config.seed, where)
     evaluation = replace(_named(evaluation, table, measured.num_features), column=column)
     if data is None and same and (ignore or table == "embedding" or [*protocol] != ["quick"]):
         _store(folder, evaluation, protocol, split.images, values, log)
@@ -304,7 +304,6 @@ def evaluate_vectors(
         if bank is not None:
             learned_from = stack.enter_context(table_of(bank, log))
             _check_bank(table, learned_from)
-        stack.enter_context(resource_errors())
         learned, scored = stack.enter_context(_mapped(table, learned_from, log))
         if bank is not None:
             _note_shared(learned, scored, log)

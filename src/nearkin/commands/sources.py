@@ -174,7 +174,7 @@ def source_of(folder: RunFolder, data: Any, trust: bool, **settings: Any) -> Any
     """
     if data is None:
         data = settings["data"] = folder.any_settings()[1]
-        if data == data_name(None) and not Path(data).exists():
+        if data == data_name(None):
             raise UsageError(
                 f"{folder.path} was made from arrays, which are not stored; give the images, too"
             )

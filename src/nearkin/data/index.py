@@ -86,6 +86,7 @@ def _load(path: Path, files: Listing | Images, records: np.ndarray) -> Bool[np.n
                 row_of = {name: row for row, name in enumerate(names)}
                 then = np.array([row_of.get(name, -1) for name in files.names], np.int64)
             unchanged = (file["states"][then] == files.states).all(axis=1)
+            unchanged &= files.states[:, 1] != 0  # what has no time may be another file
             same: np.ndarray = (then >= 0) & file["known"][then] & unchanged
             records[same] = file["records"][then[same]]
             return same

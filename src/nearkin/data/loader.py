@@ -125,17 +125,23 @@ def _with_timeout(
 ) -> Iterator[Loaded]:
     """The same items; kills workers that take longer for one."""
     while True:  # torch's own timeout does not hold while a worker sends shared memory
-        timer = threading.Timer(seconds, _kill, [processes])
-        timer.daemon = True
+        loaded = threading.Event()
         if processes:
-            timer.start()
+            given = loaded, processes, seconds
+            threading.Thread(target=_kill_unless, args=given, daemon=True).start()
         try:
             item = next(items)
         except StopIteration:
             return
         finally:
-            timer.cancel()
+            loaded.set()
         yield item
+
+
+def _kill_unless(loaded: threading.Event, processes: set[BaseProcess], seconds: int) -> None:
+    """Kill workers that take too many seconds, but those in which this process was stopped."""
+    if not any(loaded.wait(1) for _ in range(seconds)):  # of a stop, one wait is all that counts
+        _kill(processes)
 
 
 def _kill(processes: set[BaseProcess]) -> None:

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import product
@@ -33,21 +34,26 @@ Measured by L-BFGS on 10 and on 99 classes, in CPU time of the main thread; docs
 def choose_device(name: str) -> torch.device:
     """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU.
 
+    `auto` warns of a GPU that cannot be used, unless other ranks may have one that can be.
     A GPU becomes the current one: some of torch's code allocates there. TF32 is switched off in
     convolutions: float32 means float32 in training and evaluation, as it does in PyTorch's matrix
     products. Both are undone by `torch_defaults`.
     """
-    if name == "auto":
+    here, auto = rank_info(), name == "auto"
+    if auto:
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
             name = "mps"
-    if name == "cuda" and (here := rank_info()):  # a process may see one GPU, or all of them
+    if name == "cuda" and here:  # a process may see one GPU, or all of them
         name = f"cuda:{here.local_rank % max(1, torch.cuda.device_count())}"
     try:
         torch.zeros((), device=name)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device {name} cannot be used here ({reason}); try auto") from error
+        problem = f"device {name} cannot be used here ({str(error).splitlines()[0]})"
+        if here or not auto:
+            raise UsageError(f"{problem}; give --device cpu") from error
+        warnings.warn(f"{problem}, so the CPU computes", stacklevel=2)
+        name = "cpu"
     device = torch.device(name)
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False

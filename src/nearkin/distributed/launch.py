@@ -5,6 +5,7 @@ workers, which run a function that the main process names.
 """
 
 import gc
+import logging
 import os
 import sys
 import time
@@ -27,8 +28,8 @@ from torch.multiprocessing.spawn import (
 
 from nearkin.choices import SLEEPING_THREADS
 from nearkin.distributed.devices import cpu_affinity
-from nearkin.distributed.ranks import all_reduce_max, rank_info, slurm_env
-from nearkin.errors import TOGETHER, WorkerError
+from nearkin.distributed.ranks import UNSET, RankInfo, all_reduce_max, rank_info, slurm_env
+from nearkin.errors import TOGETHER, UsageError, WorkerError
 
 TIMEOUT: Final = timedelta(minutes=30)
 """A process that is waited for longer than this hangs: evaluations and checkpoints are shorter."""
@@ -74,11 +75,8 @@ def training_group(devices: int, worker: Callable[..., object], *args: Any) -> I
     """
     here = rank_info()
     if here is not None:
-        os.environ.update(slurm_env(os.environ))
-        with _as_worker_error(None):
-            launched = rendezvous("env://", here.rank, here.world_size, timeout=START_TIMEOUT)
-            with _joined(*next(launched)):
-                yield
+        with _as_worker_error(None), _joined(*_met(here)):
+            yield
     elif devices == 1:
         yield
     else:
@@ -101,6 +99,26 @@ def training_group(devices: int, worker: Callable[..., object], *args: Any) -> I
             for process in started.processes:
                 process.kill()
                 process.join()
+
+
+def _met(here: RankInfo) -> tuple[Store, int, int]:
+    """Return the store where the processes of a launcher meet, this one's rank, and their number.
+
+    It is logged, as variables that are left in a shell name processes that never come.
+    """
+    name = "WORLD_SIZE" if os.environ.get("WORLD_SIZE") else "SLURM_STEP_NUM_TASKS"
+    os.environ.update(slurm_env(os.environ))
+    logging.getLogger("nearkin").warning(
+        "process %d waits for all %d (%s) at %s:%s",
+        *(here.rank, here.world_size, name),
+        *map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT")),
+    )
+    try:
+        launched = rendezvous("env://", here.rank, here.world_size, timeout=START_TIMEOUT)
+        store, rank, ranks = next(launched)
+    except ValueError as error:  # of a variable that is not there, or no number
+        raise UsageError(f"{error}; {UNSET}") from error
+    return store, rank, ranks
 
 
 @contextmanager

@@ -21,6 +21,9 @@ from torch.utils._pytree import tree_map
 
 from nearkin.errors import DivergedError, UnsavedError, UsageError
 
+UNSET: Final = "unset RANK and WORLD_SIZE, or start all processes with torchrun or srun"
+"""What to do where the environment names processes that nobody has started."""
+
 SLURM_PORTS: Final = range(20_000, 30_000)
 """Ports of the rendezvous of processes that SLURM starts, by the numbers of their job and step."""
 
@@ -38,10 +41,14 @@ class RankInfo:
 def rank_info() -> RankInfo | None:
     """Return what the environment says of this process; None if it was started alone."""
     env = {**os.environ, **slurm_env(os.environ)}
-    if "RANK" not in env or "WORLD_SIZE" not in env:
+    if not (env.get("RANK") and env.get("WORLD_SIZE")):
         return None
-    rank = int(env["RANK"])
-    return RankInfo(rank, int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", rank)))
+    try:
+        rank, ranks = int(env["RANK"]), int(env["WORLD_SIZE"])
+        here = RankInfo(rank, ranks, int(env.get("LOCAL_RANK") or rank))
+    except ValueError as error:
+        raise UsageError(f"RANK, WORLD_SIZE and LOCAL_RANK: {error}; {UNSET}") from error
+    return here if ranks > 1 else None
 
 
 def is_main_process() -> bool:
@@ -68,7 +75,7 @@ def slurm_env(env: Mapping[str, str]) -> dict[str, str]:
 
     Empty where torchrun has set them: `srun` may have started torchrun, once per machine.
     """
-    if "RANK" in env or int(env.get("SLURM_STEP_NUM_TASKS", 1)) == 1:
+    if env.get("RANK") or int(env.get("SLURM_STEP_NUM_TASKS") or 1) == 1:
         return {}
     # n[001-004,7],m2 begins with n001
     first = re.sub(r"\[(\d+)[^]]*\]", r"\1", env["SLURM_STEP_NODELIST"], count=1)

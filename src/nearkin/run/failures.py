@@ -1,6 +1,5 @@
 """Failures of the machine: turned into errors with advice."""
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -10,7 +9,7 @@ import torch
 from nearkin.data.loader import first_sentence, worker_lost
 from nearkin.distributed import free_memory
 from nearkin.errors import ResourceError, WorkerError
-from nearkin.places import NO_HANDLES, TOO_MANY_OPEN
+from nearkin.places import NO_HANDLES, NO_ROOM, TOO_MANY_OPEN
 from nearkin.run.reporter import Reporter
 
 
@@ -40,7 +39,7 @@ def resource_errors(batch_size: int | None = None, *, resumes: bool = False) -> 
     except OSError as error:
         if error.errno in NO_HANDLES:
             raise ResourceError(TOO_MANY_OPEN) from error
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in NO_ROOM:
             raise
         where = error.filename or "to the disk"
         then = "use --resume" if resumes else "try again"

@@ -54,7 +54,7 @@ class Logged:
         if self._logger.hasHandlers():
             self._logger.info("%s", line)
         elif self._logger.isEnabledFor(logging.INFO):
-            with suppress(OSError, AttributeError):  # it is closed, or its reader is gone
+            with suppress(OSError, ValueError, AttributeError):  # closed, or its reader is gone
                 sys.stderr.write(f"{line}\n")
         self._shown = time.monotonic()
 
