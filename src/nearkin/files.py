@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and verified when they are read."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import zipfile
@@ -13,6 +14,8 @@ from uuid import uuid4
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.places import user_path
 
+NOT_SYNCED: Final = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
+"""Of folders, of which some file systems keep no account."""
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
 SEAL: Final = b"nearkin\n"
 SEAL_SIZE: Final = len(SEAL) + 8 + hashlib.sha256().digest_size
@@ -116,12 +119,15 @@ def whole(path: Path, *, lasting: bool = True) -> Iterator[Path]:
     finally:
         partial.unlink(missing_ok=True)
     if lasting and hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
-        with contextlib.suppress(OSError):  # not all file systems can; the file is in its place
+        try:
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+        except OSError as error:  # not all file systems can; the file is in its place
+            if error.errno not in NOT_SYNCED:
+                raise
 
 
 def write_whole(path: Path, *parts: bytes) -> None:

@@ -9,6 +9,7 @@ from builders import write_files
 from discoveries import FEW, close, discover, names, rows, save
 from nearkin_command import run
 
+import nearkin
 from nearkin.run.edits import cluster_rows, name_classes
 from nearkin.run.folder import RunFolder
 
@@ -88,10 +89,18 @@ def test_classes_have_the_names_that_a_person_gives_them(discovery, flat, tmp_pa
     new = [row["cluster"] for row in cluster_rows(named) if row["kind"] == "novel"][:2]
     name_classes(named, new, "violin")
     assert run("predict", named.path, flat, "-o", tmp_path / "new.csv") == 0
-    then = {row["path"]: row["cluster"] for row in rows(discovery / "assignments.csv")}
     now = {row["path"]: row["cluster"] for row in rows(tmp_path / "new.csv")}
-    for path, cluster in then.items():
-        assert now[path] == ("violin" if cluster in new else cluster)
+    for row in rows(discovery / "assignments.csv"):
+        if row["cluster"] in new or now[row["path"]] != "violin":
+            assert now[row["path"]] == ("violin" if row["cluster"] in new else row["cluster"])
+    before, one = (
+        nearkin.predict(each, flat, workers=0).assignments for each in (discovery, named.path)
+    )
+    at = [before.classes.index(name) for name in new]
+    together = before.predictions.probability[:, at].sum(axis=1)
+    merged = one.predictions.probability[:, one.classes.index("violin")]
+    np.testing.assert_allclose(merged, together, atol=1e-12)
+    np.testing.assert_allclose(one.predictions.probability.sum(axis=1), 1)
     printed = capsys.readouterr().out.splitlines()
     (line,) = (line for line in printed if line.startswith("violin "))
     assert int(line.split()[1]) == [*now.values()].count("violin")

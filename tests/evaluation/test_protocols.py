@@ -192,6 +192,16 @@ def views_of(encoder, split):
     return ImageViews(encoder, split.train, split.test, 0, CPU)
 
 
+def test_a_second_view_without_changes_is_the_image_in_the_encoders_own_mean_and_deviation(split):
+    plain, few = tiny(), split.test.spread(5)
+    whole = [{"scale": [1.0, 1.0], "ratio": [1.0, 1.0]}]
+    for numbers in ({}, {"mean": (0.5,) * 3, "std": (0.5,) * 3}):
+        encoder = Encoder(plain.backbone, replace(plain.preprocessing, **numbers), plain.details)
+        view = second_view(encoder, few, seed=0, augment=whole, device=CPU)
+        image = encode_images(inference(encoder, CPU), few, workers=0)
+        np.testing.assert_allclose(view.vectors, image.vectors, atol=1e-5)
+
+
 def test_the_second_view_differs_from_the_image_and_is_drawn_by_the_seed(split):
     encoder, few = tiny(), split.test.spread(5)
     how = dict(augment="simclr_cifar", device=CPU)

@@ -297,7 +297,7 @@ def full(_):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("synced", range(0, 6, 2))  # of a file and its folder, file by file
+@pytest.mark.parametrize("synced", range(6))
 def test_no_image_is_without_a_class_whenever_it_ends(folder, monkeypatch, synced):
     """Each file is synced before it gets its name, and that may be the last thing that is done."""
     sync, left = os.fsync, [None] * synced

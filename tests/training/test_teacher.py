@@ -71,7 +71,7 @@ def feed(folder, batches, named, views, epochs=3):
 
 def expected(encoder, views):
     with torch.no_grad():
-        return tuple(unit(encoder(view)) for view in views)
+        return tuple(unit(encoder.backbone(view)) for view in views)
 
 
 def close(features, others, tolerance=1e-6):
@@ -95,6 +95,20 @@ def test_a_teacher_of_the_same_size_sees_the_very_pixels_of_the_student(tmp_path
         assert all(len(rows) == BATCH for rows in batch.teacher)
         shown = batches.views(step // batches.sampler.steps_per_epoch, batch.index.numpy())
         close(batch.teacher, expected(encoder, map(normalize, shown)))
+
+
+def test_a_teacher_sees_images_in_its_own_mean_and_deviation(tmp_path):
+    half, details = Preprocessing(16, mean=(0.5,) * 3, std=(0.5,) * 3), {"backbone": "tiny"}
+    file, batches = tmp_path / "half.safetensors", student("strong", "weak")
+    write_encoder(file, build_backbone("tiny", 16), details, half)
+    for views in (0, 1):  # in every step, and stored
+        run, shown = tmp_path / str(views), student("strong", "weak", period=views)
+        fed, encoder = feed(run, shown, str(file), views=views)
+        batch = next(iter(fed.load(0, 1)))
+        pixels = (2 * view - 1 for view in batches.views(0, batch.index.numpy()))
+        with torch.no_grad():
+            own = [unit(encoder.backbone.body(view).flatten(1)) for view in pixels]
+        close(batch.teacher, own, 1e-5 if not views else 1e-3)  # in half precision
 
 
 def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():

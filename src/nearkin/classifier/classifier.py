@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor, nn
+from typing_extensions import override
 
 from nearkin.classifier.calibration import Calibration
 from nearkin.classifier.features import CachedFeatures, ViewSettings
@@ -97,6 +98,20 @@ class Predictions:
         return np.asarray(self.probability.argmax(axis=1))
 
 
+class _Merged(nn.Module):
+    """Heads of which some classes are one: its probability is the sum of theirs."""
+
+    def __init__(self, heads: nn.Module, one: Float[Tensor, "classes merged"]) -> None:
+        super().__init__()
+        self.heads = heads
+        self.register_buffer("one", one)
+
+    @override
+    def forward(self, features: Features) -> Float[Tensor, "n merged"]:
+        """Logits in double precision."""
+        return (self.heads(features).double().softmax(dim=1) @ self.one).log()
+
+
 @dataclass(frozen=True, eq=False)
 class Classifier:
     """From an encoder's features to classes, of a discovery or of a classification."""
@@ -120,8 +135,19 @@ class Classifier:
         return first.shape[1]
 
     def named(self, names: Mapping[str, str]) -> "Classifier":
-        """Return the same with these names of classes, of which two may be one."""
-        return replace(self, classes=tuple(names.get(name, name) for name in self.classes))
+        """Return the same with these names of classes; those of one name are one class."""
+        if not names:
+            return self
+        named = [names.get(name, name) for name in self.classes]
+        classes = tuple(dict.fromkeys(named))
+        one = np.eye(len(classes))[[classes.index(name) for name in named]]
+        reference = replace(
+            self.reference,
+            cluster=one.argmax(axis=1)[self.reference.cluster],
+            sizes=(self.reference.sizes @ one).astype(np.int64),
+        )
+        heads = _Merged(self.heads, torch.from_numpy(one))
+        return replace(self, classes=classes, heads=heads, reference=reference)
 
     def encoder(self, encoder: Encoder) -> Encoder:
         """Return the encoder of the features it takes, or refuse one that does not fit."""

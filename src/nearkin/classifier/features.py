@@ -1,7 +1,7 @@
 """Features of images and of augmented views of them, computed once and kept for later runs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -134,16 +134,18 @@ class _AugmentedViews:
             if own in batches.bad
         }
 
-    def views(self, plan: Sequence[Planned]) -> Iterator[Float[Tensor, "rows _ _ _"]]:
+    def views(
+        self, plan: Sequence[Planned], known: Collection[int]
+    ) -> Iterator[Float[Tensor, "rows _ _ _"]]:
         """Yield the views of each step, from 0 to 1; gray of images that are known as unreadable.
 
         Workers load those of the steps to come.
         """
         first = self.parts[0][0]
         shape = first.images.num_channels, first.sizes[0], first.sizes[0]
-        places = [
-            np.where(np.isin(place, list(batches.bad)), -1, place) for batches, place in self.parts
-        ]
+        places = [place.copy() for _, place in self.parts]
+        for place in places:
+            place[[*known]] = -1
         streams = []
         for (batches, _), place in zip(self.parts, places, strict=True):
             own = ((epoch, own[own >= 0]) for epoch, rows in plan for own in [place[rows]])
@@ -188,11 +190,14 @@ class Extraction:
         center, bad = self._features(0)
         views, bad_views = center[:0], dict[int, str]()
         if self.drawn.num_views:
-            views, bad_views = self._features(self.drawn.num_views)
+            views, bad_views = self._features(self.drawn.num_views, bad)
         return Extracted(CachedFeatures(center[0], views), dict(sorted((bad | bad_views).items())))
 
-    def _features(self, num_views: int) -> Found:
-        """Return the features of all images as they are, or of so many views of each."""
+    def _features(self, num_views: int, known: Mapping[int, str] | None = None) -> Found:
+        """Return the features of all images as they are, or of so many views of each.
+
+        Images that are `known` as unreadable are not tried again.
+        """
         drawn: list[Augment | int] = []  # of images as they are
         if num_views:
             drawn = [self.drawn.augment, self.drawn.seed, num_views]
@@ -211,7 +216,9 @@ class Extraction:
                 f"{kept.folder}"
             )
         missing = [shard for shard in shards if shard not in found]
-        for shard, computed in zip(missing, self._compute(missing, num_views), strict=True):
+        for shard, computed in zip(
+            missing, self._compute(missing, num_views, known or {}), strict=True
+        ):
             kept.write(shard, *computed)
             found[shard] = computed
         if kept.problem:
@@ -230,7 +237,9 @@ class Extraction:
                 return None
         return found
 
-    def _compute(self, shards: Sequence[range], num_views: int) -> Iterator[Found]:
+    def _compute(
+        self, shards: Sequence[range], num_views: int, known: Mapping[int, str]
+    ) -> Iterator[Found]:
         """Compute the features of some of the images at a time."""
         if not shards:
             return
@@ -248,7 +257,7 @@ class Extraction:
 
         def inputs() -> Iterator[Tensor]:
             if num_views:
-                yield from map(normalize, self._augmented.views(plan))
+                yield from map(normalize, self._augmented.views(plan, known))
             else:
                 for shard in shards:
                     yield from (normalize(batch.to(self.device)) for batch in crops[shard])
@@ -259,7 +268,8 @@ class Extraction:
             number = math.ceil(len(shard) / by.batch_size)
             encoded = [encode(by.network, islice(batches, number)) for _ in range(passes)]
             bad = self._augmented.bad_of(shard) if num_views else crops[shard].bad
-            yield torch.stack(encoded), dict(bad)
+            own = {row - shard.start: why for row, why in known.items() if row in shard}
+            yield torch.stack(encoded), {**bad, **own}
         next(batches, None)  # so that the last one is counted
 
     def _prepared(self, count: int) -> Inference:

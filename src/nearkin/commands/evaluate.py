@@ -33,7 +33,7 @@ from nearkin.evaluation.column import ColumnTest, Values, check_values, column_t
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split, evaluate_tables
 from nearkin.evaluation.protocols import chosen
-from nearkin.evaluation.table import EmbeddingTable, map_vectors, open_table
+from nearkin.evaluation.table import EmbeddingTable, map_vectors, stored_labels
 from nearkin.metrics.kmeans import WIDEST
 from nearkin.pace import count
 from nearkin.run.data import changed_data, note_column, open_split
@@ -231,9 +231,8 @@ def _tables(
 
 def _has_labels_of(folder: RunFolder, images: Images, log: Reporter) -> bool:
     """Whether images have the labels that the metrics of their run are by, or a warning."""
-    table = open_table(folder.embeddings)
-    then = dict(zip(table.texts("path"), table.texts("label"), strict=True))
-    now = zip(map(as_text, images.names), class_names(images), strict=True)
+    then = stored_labels(folder.embeddings) if folder.embeddings.exists() else {}
+    now = zip(map(as_text, images.names), map(as_text, class_names(images)), strict=True)
     changed = sum(then.get(name, label) != label for name, label in now)
     if changed:
         log.info(
@@ -259,7 +258,9 @@ def _run_of(
         config, _ = folder.encoder_settings()
         source = source_of(folder, data, trust, augment=config.augment)
         if data is not None and not labels and config.labels != "auto":
-            log.info(f"labels are those of the data; {encoder} has --labels {config.labels}")
+            log.info(
+                f"warning: labels are those of the data; {encoder} has --labels {config.labels}"
+            )
         labels = labels or (config.labels if data is None else "auto")
         return folder, replace(config, labels=labels, trust_remote_code=trust, max_bad=1), source
     if data is None:
@@ -276,11 +277,11 @@ def _store(
     log: Reporter,
 ) -> None:
     """Add the metrics to the run; where that is impossible, they are still shown."""
-    if not _has_labels_of(folder, images, log):
-        return
     if "embedding" in evaluation.metrics:  # the report's map is of the features
         evaluation = replace(evaluation, column=None)
     try:
+        if not _has_labels_of(folder, images, log):
+            return
         with folder.locked():
             if evaluation.column and values is not None:
                 note_column(folder, evaluation.column.column, images, values)

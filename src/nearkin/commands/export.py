@@ -29,7 +29,7 @@ from nearkin.exports.model_card import CARD, PREPROCESSING, SETTINGS, Card
 from nearkin.exports.native import CONFIG, write_native
 from nearkin.files import PARTIAL, writing
 from nearkin.result import Result
-from nearkin.run.edits import current_names
+from nearkin.run.edits import names_by_now
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Reporter, reporter_of
@@ -127,7 +127,7 @@ def export(
     classifier = None
     network = PixelNetwork(encoder)
     if folder.classifier.exists() and format in get_args(GraphFormat):
-        classifier = read_classifier(folder.classifier).named(current_names(folder))
+        classifier = read_classifier(folder.classifier).named(names_by_now(folder))
         network = PixelNetwork(classifier.encoder(encoder), classifier)
     elif folder.classifier.exists():
         log.info(f"without its classifier, which {format} does not hold; onnx and torch-export do")

@@ -24,7 +24,7 @@ from nearkin.encoders.encoder import Encoder, load
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
 from nearkin.run.copies import copy_to as copy_images
-from nearkin.run.edits import current_names
+from nearkin.run.edits import names_by_now
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, reporter_of
@@ -92,7 +92,7 @@ def predict(
     """
     check_output(output, ".csv", overwrite=overwrite, reads=[run, data])
     folder = RunFolder(Path(run))
-    classifier = read_classifier(folder.classifier).named(current_names(folder))
+    classifier = read_classifier(folder.classifier).named(names_by_now(folder))
     encoder = classifier.encoder(load(folder.path, trust_remote_code=trust_remote_code))
     check_apart(output, copy_to, "--copy-to")
     if copy_to is not None:

@@ -29,7 +29,7 @@ from nearkin.data.listing import (
 )
 from nearkin.data.members import Archives, Place
 from nearkin.data.notes import Note, note_on
-from nearkin.data.remote import File, RemoteFile, address, files_below, remote_files
+from nearkin.data.remote import File, RemoteFile, address, files_below, remote_files, written_at
 from nearkin.data.tables import Rows, absent, by_name, folder_of, places_of
 from nearkin.errors import DataError, UsageError, redacted
 from nearkin.pace import count
@@ -177,7 +177,7 @@ def _sorted_out(
             bad.append(BadFile(name, "not a regular file"))
         else:
             names.append(name)
-            states.extend((state.st_size, state.st_mtime_ns))
+            states.extend((state.st_size, written_at(state)))
     return names, np.array(states, np.int64).reshape(-1, 2), bad
 
 

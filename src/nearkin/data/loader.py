@@ -58,6 +58,11 @@ def workers_that_fit(workers: int, item_bytes: int) -> int:
     return 0
 
 
+def patience(images: int) -> int:
+    """Seconds for an item: one for each image, as a PNG of 12 million pixels takes."""
+    return max(PATIENCE, images)
+
+
 def prefetch(
     data: Dataset[Loaded], start: int, stop: int, workers: int, *, images: int
 ) -> Iterator[Loaded]:
@@ -65,11 +70,11 @@ def prefetch(
 
     If a worker dies or hangs, all are replaced, once, and continue at the same step: no step
     depends on another, so the result is the same. With 0 workers, and in a daemonic process, which
-    may start none, this process loads each item when it is needed. Very many `images` per step may
+    may start none, this process loads each item when it is needed. Many `images` per step may
     take longer before a worker counts as hung.
     """
     workers = 0 if multiprocessing.current_process().daemon else workers
-    seconds = max(PATIENCE, images // 4)
+    seconds = patience(images)
     step, replaced = start, False
     while step < stop:
         items, processes = _start_workers(data, range(step, stop), workers)

@@ -253,12 +253,20 @@ class RemoteFile:
 File = Path | RemoteFile  # Of this machine, or of a store
 
 
+def written_at(state: os.stat_result) -> int:
+    """When a file was last written, in nanoseconds; where that is left out, when it changed.
+
+    Archives without times give all files the time 0, whatever their contents.
+    """
+    return state.st_mtime_ns or state.st_ctime_ns
+
+
 def state_of(file: File) -> tuple[int, int]:
     """Bytes of a file, and a number that changes with its content."""
     if isinstance(file, RemoteFile):
         return file.size, file.tag
     state = file.stat()
-    return state.st_size, state.st_mtime_ns
+    return state.st_size, written_at(state)
 
 
 @contextmanager

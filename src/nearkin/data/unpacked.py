@@ -25,7 +25,7 @@ def unpacked(file: File, suffix: str, write: Callable[[Any, Path], None]) -> Pat
     """What `write` has made of the open file in its present state, now or at an earlier start."""
     path = _copy(file, suffix)
     hold(path)
-    if path.exists() and state_of(file)[1]:  # what has no time may be another file
+    if path.exists():
         return path
     with file.open("rb") as packed:
         write_unpacked(path, partial(write, packed))

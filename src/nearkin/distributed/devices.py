@@ -44,13 +44,16 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
             name = "mps"
-    if name == "cuda" and here:  # a process may see one GPU, or all of them
-        name = f"cuda:{here.local_rank % max(1, torch.cuda.device_count())}"
+    local = here.local_rank if here else int(os.environ.get("LOCAL_RANK") or 0)
+    if name == "cuda" and local:  # a process may see one GPU, or all of them
+        name = f"cuda:{local % max(1, torch.cuda.device_count())}"
     try:
         torch.zeros((), device=name)
     except (RuntimeError, AssertionError) as error:
         problem = f"device {name} cannot be used here ({str(error).splitlines()[0]})"
-        if here or not auto:
+        # A GPU that is full or taken for now is no reason to compute for days without it.
+        for_now = isinstance(error, torch.OutOfMemoryError) or "busy" in str(error)
+        if here or not auto or for_now:
             raise UsageError(f"{problem}; give --device cpu") from error
         warnings.warn(f"{problem}, so the CPU computes", stacklevel=2)
         name = "cpu"

@@ -53,7 +53,7 @@ HEADS: Final = re.compile(
     r"(fc|heads?|head_dist|classifier|linear|proj\w*|prototypes|pred\w*|mlp|dino_head|ibot_head|"
     r"decoder\w*|queue\w*|memory\w*|text\w*|token_embedding|transformer|"
     r"positional_embedding|ln_final|logit_\w+|l_norm|nonlinear|embed_head|"
-    r"position_ids|classes_?\w*|momentum_\w+|target_\w+)(\.|$)"
+    r"aux\d|AuxLogits|position_ids|classes_?\w*|momentum_\w+|target_\w+)(\.|$)"
 )
 """What belongs to a training and not to the encoder, where the network has no such part."""
 

@@ -248,6 +248,12 @@ def read_embeddings(path: Path, images: Images) -> Embeddings:
     return replace(stored, rows=rows).subset(order)
 
 
+def stored_labels(path: Path) -> dict[str, str]:
+    """Return the labels of a run's embeddings, by path, both as `as_text` writes them."""
+    table = open_table(path)
+    return dict(zip(table.texts("path"), table.texts("label"), strict=True))
+
+
 def unit_vectors(batch: Any) -> Float[Tensor, "rows dim"]:
     """Return the unit vectors of a batch; ValueError if it is of no such table."""
     from pyarrow import compute, types

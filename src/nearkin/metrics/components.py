@@ -24,10 +24,10 @@ def principal_components(rows: Float[np.ndarray, "n dim"], count: int) -> Compon
     Of fewer rows than columns, by the products of rows: a covariance of 100,000 columns takes
     40 GB. Zeros are a component without variance then.
     """
-    from sklearn.decomposition import PCA
-
     if len(rows) < rows.shape[1]:
         return _of_few(rows, count)
+    from sklearn.decomposition import PCA
+
     pca = PCA(count, svd_solver="covariance_eigh").fit(rows)
     return Components(pca.mean_, pca.components_.T)
 

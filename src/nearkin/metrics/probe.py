@@ -46,7 +46,7 @@ HELD: Final = 2**26  # Standardized features up to which they are kept, 256 MiB 
 class Standardized:
     """Features minus their mean over their deviation, computed anew for the rows asked for.
 
-    The features may be on disk, mapped into memory; of them there is never a whole copy.
+    The features may be on disk, mapped into memory; of them there is no whole copy.
     """
 
     features: Features
@@ -247,7 +247,7 @@ def held_out_logits(
     """Predict training images by probes of that strength that have not learned from them.
 
     Of many images and classes, so many at random that their logits take 256 MB. The fits learn
-    from all others nonetheless: those of a few images of each class would be other ones.
+    from all that are never held out nonetheless: fits of a few images of each class are others.
     """
     task = _Task.of(features, labels, groups, seed)
     most = min(MOST, HELD // len(task.classes))
@@ -304,7 +304,8 @@ class _Task:
         x, y, num = self.held, self.y, len(self.classes)
 
         def fit(some: Tensor, strengths: Sequence[float]) -> list[LinearFit]:
-            return fit_path(x[some], y[some], num, strengths, CHOICE_STEPS)
+            learned = x[some] if isinstance(x, Tensor) else self.subset(some.numpy()).x
+            return fit_path(learned, y[some], num, strengths, CHOICE_STEPS)
 
         def logits(fitted: LinearFit, some: Tensor) -> Tensor:
             return x[some] @ fitted.weight + fitted.bias

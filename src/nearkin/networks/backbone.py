@@ -288,16 +288,12 @@ HEADS: Final = ("fc", "classifier", "head", "heads")
 def _from_torchvision(name: str, **options: object) -> nn.Module:
     import torchvision
 
-    # These two warn that their weights may begin in another way some day, unless it is named.
-    begins = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    # These two have classifiers of inner layers, too, and warn that their weights may begin in
+    # another way some day, unless it is named.
+    without = {"init_weights": True, "aux_logits": False}
+    begins = without if name in ("googlenet", "inception_v3") else {}
     given = {"weights": None, **begins, **options}
     body: nn.Module = torchvision.models.get_model(name, **given)
-    if getattr(
-        body, "aux_logits", False
-    ):  # classifiers of inner layers, which files have weights of
-        body.aux_logits = False  # type: ignore[assignment]
-        for part in (part for at, part in body.named_children() if at.lower().startswith("aux")):
-            part.requires_grad_(False)
     for head in HEADS:
         if hasattr(body, head):
             setattr(body, head, nn.Identity())

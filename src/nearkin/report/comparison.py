@@ -18,7 +18,7 @@ from nearkin.evaluation.baselines import TITLES
 from nearkin.evaluation.column import divided
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.metrics import KNN, knn
-from nearkin.evaluation.table import open_table
+from nearkin.evaluation.table import open_table, stored_labels
 from nearkin.evaluation.verdict import differences
 from nearkin.files import usable
 from nearkin.metrics.metric import Difference, Metric
@@ -301,12 +301,6 @@ def _train_and_test(path: Path) -> tuple[Embeddings, Embeddings]:
     return divided(stored, stored.splits)[0]
 
 
-def _labels(folder: RunFolder) -> dict[str, str]:
-    """Return the labels of a run's images, by path."""
-    table = open_table(folder.embeddings)
-    return dict(zip(table.texts("path"), table.texts("label"), strict=True))
-
-
 def _notes(runs: Sequence[FinishedRun], metrics: Sequence[ComparedMetric]) -> Iterator[str]:
     if len({run.images for run in runs}) > 1:
         yield "The runs are on different images: metrics do not compare, and no best is marked."
@@ -316,8 +310,9 @@ def _notes(runs: Sequence[FinishedRun], metrics: Sequence[ComparedMetric]) -> It
             "The runs hold out different images, so differences are partly due to the split, and "
             "a test image of one run may be a training image of another."
         )
-    labels = [_labels(run.folder) for run in runs if run.folder.embeddings.exists()]
-    if any(each != labels[0] for each in labels):
-        yield "Images had other labels in each run: metrics by labels do not compare."
+    files = [run.folder.embeddings for run in runs if run.kind == TRAININGS]
+    labels = [stored_labels(file) for file in files if file.exists()]
+    if any(each.get(path, label) != label for each in labels for path, label in labels[0].items()):
+        yield "Images had other labels in some runs: metrics by labels do not compare."
     if other := ", ".join(metric.name for metric in metrics if not metric.comparable):
         yield f"Measured by different protocols, so these do not compare: {other}."

@@ -82,6 +82,11 @@ def named_classes(folder: RunFolder) -> dict[str, str]:
     return {cluster: own for cluster, name in names.items() if (own := classes.get(name, name))}
 
 
+def names_by_now(folder: RunFolder) -> dict[str, str]:
+    """Return the same of any run; of a classification, whose classes are its labels, none."""
+    return named_classes(folder) if is_discovery(folder) else {}
+
+
 def _written_classes(folder: RunFolder) -> dict[str, str]:
     """Return the class that each name and label means, '' for none, as in any table of labels.
 
@@ -234,14 +239,9 @@ def _numbered(by_path: Mapping[str, str], names: Sequence[str]) -> dict[str, str
 def class_names(folder: RunFolder) -> dict[str, str]:
     """Return the class name of every image that a run assigned to a class, by path."""
     assigned = _clusters(folder) if folder.assignments.exists() else {}
-    names = current_names(folder)
-    return {path: names.get(cluster, cluster) for path, cluster in assigned.items()}
-
-
-def current_names(folder: RunFolder) -> dict[str, str]:
-    """Return the name of each class of a discovery by now, by its cluster; of others, none."""
     rows = read_edited(folder.clusters, ("cluster", "name")) if is_discovery(folder) else []
-    return {row["cluster"]: display_name(row) for row in rows}
+    names = {row["cluster"]: display_name(row) for row in rows}
+    return {path: names.get(cluster, cluster) for path, cluster in assigned.items()}
 
 
 def _clusters(folder: RunFolder) -> dict[str, str]:

@@ -70,6 +70,11 @@ TAKEN_OVER: Final = ("pooling", "origin", "fine_tuned")
 """Details that a trained encoder has from its start; its license is part of the origin."""
 
 
+def _on(device: torch.device, config: TrainConfig) -> TrainConfig:
+    """The settings of all processes: they take the kind of device that this one has found."""
+    return replace(config, device=device.type) if config.device == "auto" else config
+
+
 def train_encoder(
     folder: RunFolder,
     config: TrainConfig,
@@ -109,7 +114,7 @@ def train_encoder(
     with training_group(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings: `run_worker`.
         images, rows = split.images.fingerprint, split.train_rows.tolist()
-        told = [asdict(config), str(folder.path.resolve()), images, rows]
+        told = [asdict(_on(device, config)), str(folder.path.resolve()), images, rows]
         broadcast_bytes(json.dumps(told).encode())
         method, batches = build(config, split.train, device, network, teacher, folder)
         parts = parts_of(folder, config, batches, teacher, log)
