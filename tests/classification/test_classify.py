@@ -462,7 +462,8 @@ def test_images_like_none_of_the_classes_are_flagged_and_counted_and_settings_re
     assert {"outlier: 1 image", "border: 2 images"} <= {*lines(counted)}
     learned, unseen = lines(counted)[0], {**counted["classes"][0], "name": "x", "train": 0}
     assert lines(counted | {"classes": [*counted["classes"], unseen]})[0] == learned
-    assert "metric  classifier" not in lines(counted | {"metrics": {"classifier": {}}})
+    none = {"metrics": {"classifier": {}}, "labels_to_check": []}
+    assert "metric  classifier" not in lines(counted | none)
     config, _ = RunFolder(linear).any_settings()
     assert isinstance(config, ClassifyConfig)
     assert (config.train_layers, RunFolder(linear).kind) == ("linear", "classification")

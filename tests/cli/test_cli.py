@@ -281,7 +281,7 @@ REFUSED = {
     "--max-time soon": "--max-time soon",
     "--augment moco_v9": "moco_v",
     "--method moco_end_to_end --key-encoder sam": "Did you mean same?",
-    "--method moco --batch-size 8 --queue-size 4": "a batch of 8",
+    "--method moco --batch-size 8 --queue-size 4": "too small for the batch",
     "--method moco --batch-size 8 --bn-groups 3": "--bn-groups 3",
     "--method moco --batch-size 8 --bn-groups 8": "2 images or more",
     "--method swav --queue-from 1.5": "--queue-from 1.5 is not a number from 0 to 1",

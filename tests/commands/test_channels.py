@@ -266,6 +266,8 @@ def test_gray_arrays_of_16_bits_have_the_features_of_their_files(how, side, tmp_
         for data in (tmp_path / "files", given)
     )
     np.testing.assert_array_equal(arrays.vectors, files.vectors)
+    nearkin.embed(encoder, pixels.astype(np.int32), workers=0, verbose=log)
+    assert any("of int32 are scaled by the values of each, not by" in line for line in log.texts)
     assert (
         sum("3 gray images of uint16 are scaled by that type" in line for line in log.texts) == 2
     )

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from builders import fill
+from builders import fill, write_network
 from nearkin_command import run
 
 import nearkin
@@ -81,6 +81,17 @@ def test_labels_are_of_images_wherever_their_table_lies_and_copies_go_by_their_n
     again = nearkin.select(out, data, num=1, workers=0)
     alone = nearkin.select(out, num=1)
     assert (again.num_labeled, again.num_unlabeled) == (alone.num_labeled, alone.num_unlabeled)
+
+
+def test_names_that_are_not_utf_8_are_written_as_they_are(tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    data, encoder = (
+        fill(tmp_path / "data", name, "b.png"),
+        write_network(tmp_path / "e.safetensors"),
+    )
+    found = nearkin.select(encoder, data, num=2, output=tmp_path / "t.csv", workers=0)
+    assert {*found.paths} == {name, "b.png"}
+    assert name in {row["path"] for row in read_csv(tmp_path / "t.csv")}
 
 
 def test_images_that_are_held_out_are_not_selected(tmp_path):

@@ -186,6 +186,26 @@ def test_what_always_fails_is_bad_and_not_remembered_as_bad(monkeypatch):
             assert len(open_images(url)) == 8
 
 
+def test_credentials_that_expire_end_the_command_in_one_line():
+    store = Store(FORMS["photos/"])
+    with serving(store) as server:
+        images = open_images(f"{server}/photos/")
+        shutil.rmtree(remote.cache_folder("remote"))
+        images.read(0)
+        store.fault = Faults("403", 10**9, "cat", "dog")
+        with pytest.raises(DataError, match=r"access is denied by now.* --resume"):
+            images.read(7)
+
+
+def test_copies_of_a_file_without_a_tag_are_of_one_start_alone(monkeypatch):
+    file = remote._described("https://h/x.tar", {"size": 9})
+    assert file.tag == 0  # as of a file without a time
+    before = file.path(0)
+    assert file.path(0) == before
+    monkeypatch.setattr(remote, "STARTED", 1)
+    assert file.path(0) != before
+
+
 def test_what_failed_is_not_asked_for_again_at_once():
     store = Store(FORMS["photos/"])
     with serving(store) as server:

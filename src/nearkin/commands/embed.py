@@ -52,7 +52,14 @@ from nearkin.run.auto import augment_for
 from nearkin.run.data import computed_with, hold_out, note_data, note_undecodable, open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target, clear, data_name, run_folder
-from nearkin.run.opening import OpenRun, kept_copy, open_run, self_contained, split_source
+from nearkin.run.opening import (
+    OpenRun,
+    kept_copy,
+    open_run,
+    resumed_settings,
+    self_contained,
+    split_source,
+)
 from nearkin.run.reporter import Reporter, Silent, reporter_of
 from nearkin.schema import Count
 from nearkin.training.health import health
@@ -154,6 +161,8 @@ def embed_run(
     check_no_column(config)
     config = self_contained(config)
     folder = run_folder(output, data, source_name(config.encoder), again=resume or overwrite)
+    if resume:
+        config = resumed_settings(folder, config)
     # First of all: an encoder that cannot be loaded leaves no folder behind.
     if isinstance(encoder, Encoder) and encoder.details["backbone"] == CUSTOM:
         backbone = backbone or encoder.backbone.body

@@ -262,7 +262,7 @@ def _run_of(
                 f"warning: labels are those of the data; {encoder} has --labels {config.labels}"
             )
         labels = labels or (config.labels if data is None else "auto")
-        return folder, replace(config, labels=labels, trust_remote_code=trust, max_bad=1), source
+        return folder, replace(config, labels=labels, trust_remote_code=trust, max_bad=1.0), source
     if data is None:
         raise UsageError(f"{encoder} keeps no images; give its images, too")
     return folder, EmbedConfig(encoder=encoder, labels=labels or "auto", max_bad=1.0), data

@@ -273,7 +273,7 @@ def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter, trust
     try:
         if not folder.config.exists():
             raise UsageError(f"{folder.path} is no run; give images")
-        return sample_of(encoder, images_of(folder, None, trust=trust, log=log), "of the run")
+        return sample_of(encoder, images_of(folder, trust=trust, log=log), "of the run")
     except NearkinError as error:
         log.info(f"warning: outputs are compared on noise, as there are no images: {error}")
         return noise(encoder)

@@ -184,4 +184,4 @@ def _shown(folder: RunFolder, data: Any, trust: bool) -> Images:
         return open_images(data)
     if not folder.config.exists():
         raise UsageError(f"{folder.path} has no images to show beside others; give --data")
-    return images_of(folder, None, trust=trust, log=reporter_of(verbose=True))
+    return images_of(folder, trust=trust, log=reporter_of(verbose=True))

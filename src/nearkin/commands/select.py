@@ -119,8 +119,7 @@ def select(
         OutputError: If `output` exists or cannot be written.
         CheckpointError: If vectors or assignments are damaged.
     """
-    reads = [encoder, data, labeled, vectors]
-    check_output(output, ".csv", overwrite=overwrite, reads=reads)
+    check_output(output, ".csv", overwrite=overwrite, reads=[encoder, data, labeled, vectors])
     # What needs no features is refused before they are computed.
     labels = None if labeled is None else _read_labels(labeled)
     images = None if data is None else open_images(data, labels="none")
@@ -128,7 +127,8 @@ def select(
     assigned, learned = _of_run(source, images)
     if labels and images is not None:
         learned |= _labeled(*labels, images.names, images, log)
-    pool_of = partial(_Pool.of, assigned=assigned, labeled=learned)
+    names = () if images is None else images.names
+    pool_of = partial(_Pool.of, stored=[*assigned, *names], labeled=learned)
     if source and images is not None and vectors is None:
         held_out = _is_scored(images.splits) | held_out_by(source, images)
         pool_of(map(as_text, images.names), held_out).check(num)
@@ -195,11 +195,11 @@ class _Pool:
         paths: Iterable[str],
         held_out: Bool[np.ndarray, " images"],
         *,
-        assigned: Mapping[str, Row],
+        stored: Iterable[str],
         labeled: Iterable[str],
     ) -> "_Pool":
         """Those of a table; labeled are those that a table says or a run learned from."""
-        as_stored = {as_text(path): path for path in assigned}  # names that are not UTF-8
+        as_stored = {as_text(path): path for path in stored}  # names that are not UTF-8
         rows = np.flatnonzero(~held_out)
         names = [as_stored.get(path, path) for path in np.array([*paths], object)[rows].tolist()]
         known = set(map(as_text, labeled))

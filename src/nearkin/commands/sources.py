@@ -141,16 +141,18 @@ def open_vectors(
         yield found
 
 
-def images_of(folder: RunFolder, data: Any, *, trust: bool, log: Reporter) -> Images:
+def images_of(
+    folder: RunFolder, data: Any = None, *, trust: bool = False, log: Reporter | None = None
+) -> Images:
     """Open the images of a finished run, which are `data` if they have moved.
 
-    That some are others by now, or are gone, is logged.
+    Where `log` is given, it says that some are others by now, or are gone.
     """
     folder.check_is_run()
     if not folder.summary.exists():
         raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
     images = _opened(folder, data, trust)
-    if changes := lost_images(folder, images):
+    if log and (changes := lost_images(folder, images)):
         log.info(f"warning: these are not all images of {folder.path}: {changes}")
     return images
 

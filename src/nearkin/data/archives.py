@@ -199,7 +199,7 @@ def _opened(file: File) -> tuple[File, Iterable[Member]]:
 
 def _listed_once(file: RemoteFile, members: Iterable[Member]) -> list[Member]:
     """The members of an archive in a store, from the index if they are in there."""
-    known = hashlib.sha256(f"{file} {file.size} {file.tag}".encode()).hexdigest()
+    known = hashlib.sha256(f"{file} {file.size} {file.version}".encode()).hexdigest()
     path = cache_folder("index") / f"{known[:32]}-members-{LISTINGS}.json"
     try:
         stored = json.loads(path.read_bytes())

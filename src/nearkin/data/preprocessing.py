@@ -24,6 +24,7 @@ Crop = Literal["box", "center", "squash"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos", "nearest"]
 CropRounding = Literal["even", "down"]
 RANGE: Final = ("low", "high")
+NARROW: Final = 0.01  # Of an encoder's range, what images fill that look alike to it
 LONGEST: Final = 32
 """Shorter sides of an image of which no more is enlarged before the crop: a scan line of 65,000
 pixels would take gigabytes."""
@@ -117,8 +118,8 @@ class Preprocessing:
     def applied(self, images: Images) -> Images:
         """The same images, whose channels are scaled by its range.
 
-        Without a range, gray images of more than 8 bits are scaled to 8 by their type, each as
-        it would be alone or among others, whether it is a file or an array.
+        Without a range, gray images of more than 8 bits are scaled to 8, each as it would be
+        alone or among others: uint16 by that type, other types by the image's own values.
 
         Raises:
             DataError: If they have other channels.
@@ -139,15 +140,28 @@ class Preprocessing:
         return given if given and given.num_channels == 1 and not self.low else None
 
     def notes(self, images: Images) -> list[Note]:
-        """A note on gray images of more than 8 bits for which there is no range."""
+        """A note on gray images without a range for them, or on values that hardly fill it."""
         given = self._type_scaled_by(images)
         if given is None:
-            return []
+            return self._narrow(images)
+        how = "that type" if given.dtype == "uint16" else "the values of each"
         text = (
-            f"{count(len(images), 'gray image')} of {given.dtype} are scaled by that type, not by "
-            "their values, as the encoder of a run of nearkin embed or train scales them"
+            f"{count(len(images), 'gray image')} of {given.dtype} are scaled by {how}, not by "
+            "those of all, as the encoder of a run of nearkin embed or train scales them"
         )
         return [Note("guessed", text, len(images))]
+
+    def _narrow(self, images: Images) -> list[Note]:
+        """A note on images that an encoder with a range cannot tell apart."""
+        if not (self.low and images.channels):
+            return []
+        own, given = (np.array([x.low, x.high]) for x in (self, images.channels))
+        inside = given.clip(*own)
+        if ((inside[1] - inside[0]) > NARROW * (own[1] - own[0])).any():
+            return []
+        ends = (f"{x.min():.4g} to {x.max():.4g}" for x in (given, own))
+        text = "values are {}, and the encoder takes {}: images look alike to it; scale them"
+        return [Note("guessed", text.format(*ends), len(images))]
 
     def __str__(self) -> str:
         """Name all of it, as the log prints it."""

@@ -33,9 +33,11 @@ TIMEOUT = 15.0
 """Seconds for one request. All attempts together take less than `batches.PATIENCE`."""
 LISTING: Final = 1800.0  # Seconds for a list of all files
 REMEMBERED: Final = 60.0  # Seconds during which what failed is not asked for again
+STARTED: Final = time.time_ns()
 TAGS: Final = (
     *("ETag", "etag", "md5Hash", "blob_id", "mtime"),
-    *("LastModified", "Last-Modified", "updated", "last_modified"),
+    *("LastModified", "Last-Modified", "updated", "last_modified", "modify", "modificationTime"),
+    *("Digest", "Content-MD5"),
 )
 """What stores say of a file that changes with its content: the first of these counts."""
 
@@ -71,11 +73,13 @@ def _filesystem(store: str, process: int) -> Any:
     """Fsspec's access to a store; a fork needs one of its own."""
     del process
     try:
+        from fsspec.config import conf
         from fsspec.core import url_to_fs
 
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         if store.startswith("s3"):  # attempts are counted in one place
-            options["config_kwargs"] = {"retries": {"total_max_attempts": 1}}
+            own = conf.get("s3", {}).get("config_kwargs", {})  # as of FSSPEC_S3
+            options["config_kwargs"] = {**own, "retries": {"total_max_attempts": 1}}
         filesystem: Any = url_to_fs(store, **options)[0]
     except ImportError:
         raise UsageError(
@@ -161,6 +165,7 @@ def _ask(url: str, what: str, seconds: float = 0.0, **options: Any) -> Any:
 
 
 _failed: dict[tuple[str, int], tuple[float, str]] = {}  # When, and why, by address and place
+_fetched: dict[str, tuple[str, int]] = {}  # The last that came, address and place, by store
 
 
 def _fetch(url: str, start: int, stop: int) -> bytes:
@@ -171,14 +176,31 @@ def _fetch(url: str, start: int, stop: int) -> bytes:
     try:
         content: bytes = _attempts(url, "cat_file", TIMEOUT, start=start, end=stop)
     except RemoteError as error:
+        problem = ""
         if error.reason == "unreachable" and not _answers(url):
+            problem = "the store does not answer any more"
+        if error.reason == "forbidden" and _denies_all(url):
+            problem = "access is denied by now, so set credentials that last"
+        if problem:
             raise DataError(
-                f"{redacted(_store(url))}: the store does not answer any more; what is done is "
-                "kept: give the same command again, a run's with --resume"
+                f"{redacted(_store(url))}: {problem}; what is done is kept: give the same command "
+                "again, a run's with --resume"
             ) from None
         _failed[url, start] = time.monotonic(), error.reason
         raise
+    _fetched[_store(url)] = url, start
     return content
+
+
+def _denies_all(url: str) -> bool:
+    """Whether the store denies what it has given before, as where credentials have expired."""
+    if (last := _fetched.get(_store(url))) is None:
+        return False
+    try:
+        _attempts(last[0], "cat_file", TIMEOUT, start=last[1], end=last[1] + 1)
+    except RemoteError as error:
+        return error.reason == "forbidden"
+    return False
 
 
 def _answers(url: str) -> bool:
@@ -242,11 +264,16 @@ class RemoteFile:
         _keep(path, block)
         return block[start:end]
 
+    @property
+    def version(self) -> int:
+        """What a copy is kept by; where the store gives no tag, copies are of this start alone."""
+        return self.tag or STARTED
+
     def path(self, number: int) -> Path:
         """Where a block lies in the cache, if it does."""
         parts = urlsplit(self.url)
         address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        known = f"{address}\0{self.size}\0{self.tag}\0{BLOCK}\0{number}"
+        known = f"{address}\0{self.size}\0{self.version}\0{BLOCK}\0{number}"
         return cache_folder("remote") / hashlib.sha256(in_bytes(known)).hexdigest()[:40]
 
 
@@ -401,5 +428,5 @@ def _described(url: str, info: Mapping[str, Any]) -> RemoteFile:
     if info.get("size") is None:
         raise DataError(f"{redacted(url)}: the store gives no size; copy the data here")
     tag = next((str(info[name]) for name in TAGS if info.get(name)), "")
-    number = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8]) >> 1
+    number = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8]) >> 1 if tag else 0
     return RemoteFile(url, int(info["size"]), number)

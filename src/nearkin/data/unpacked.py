@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from nearkin.data.cache import hold, make_room
 from nearkin.data.images import in_bytes
-from nearkin.data.remote import File, state_of
+from nearkin.data.remote import File, RemoteFile, state_of
 from nearkin.errors import ResourceError
 from nearkin.files import whole
 from nearkin.places import cache_folder
@@ -40,7 +40,8 @@ def hold_copies(files: Iterable[File]) -> None:
 
 
 def _copy(file: File, suffix: str) -> Path:
-    known = hashlib.sha256(in_bytes(f"{file} {state_of(file)}")).hexdigest()
+    state = (file.size, file.version) if isinstance(file, RemoteFile) else state_of(file)
+    known = hashlib.sha256(in_bytes(f"{file} {state}")).hexdigest()
     return cache_folder("tables") / f"{known[:32]}{suffix}"
 
 
