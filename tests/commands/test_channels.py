@@ -152,6 +152,27 @@ def test_a_resumed_training_is_the_unbroken_one_to_the_bit(run, data, tmp_path):
         assert getattr(folder, name).read_bytes() == getattr(whole, name).read_bytes(), name
 
 
+def test_values_that_hardly_fill_the_range_of_an_encoder_are_noted(run, data, tmp_path, log):
+    for number in range(3):
+        pixels = tifffile.imread(data / "field" / f"{number:02}.tif").astype(np.float32) / 10_000
+        write_tiff(tmp_path / f"{number}.tif", pixels)
+    nearkin.embed(run, tmp_path, workers=0, verbose=log)
+    assert any("images look alike to it; scale them" in line for line in log.texts)
+    log.texts.clear()
+    nearkin.embed(run, data, workers=0, verbose=log)
+    assert not any("look alike" in line for line in log.texts)
+
+
+def test_gray_images_of_other_types_are_scaled_by_their_own_values(tmp_path, log):
+    rng, folder = np.random.default_rng(0), tmp_path / "ct"
+    folder.mkdir()
+    for number in range(3):
+        tifffile.imwrite(folder / f"{number}.tif", rng.integers(-900, 900, (16, 16), np.int32))
+    encoder = write_network(tmp_path / "encoder.safetensors")
+    nearkin.embed(encoder, folder, workers=0, verbose=log)
+    assert any("of int32 are scaled by the values of each, not by" in line for line in log.texts)
+
+
 def test_other_images_are_refused_in_one_line_with_exit_code_3(run, tmp_path, refusal):
     textures(tmp_path / "four", 4, "uint16", 2)
     refused = refusal(3, "embed", run, tmp_path / "four", "-o", tmp_path / "x.npz")
@@ -266,8 +287,6 @@ def test_gray_arrays_of_16_bits_have_the_features_of_their_files(how, side, tmp_
         for data in (tmp_path / "files", given)
     )
     np.testing.assert_array_equal(arrays.vectors, files.vectors)
-    nearkin.embed(encoder, pixels.astype(np.int32), workers=0, verbose=log)
-    assert any("of int32 are scaled by the values of each, not by" in line for line in log.texts)
     assert (
         sum("3 gray images of uint16 are scaled by that type" in line for line in log.texts) == 2
     )

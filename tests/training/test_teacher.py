@@ -235,7 +235,9 @@ def test_a_teacher_sees_few_images_at_once(tmp_path, teacher, monkeypatch):
     for views in (0, 1):
         fed, encoder = feed(tmp_path / str(views), batches, teacher, views=views)
         seen = []
-        encoder.register_forward_pre_hook(lambda _, images, seen=seen: seen.append(len(*images)))
+        encoder.backbone.register_forward_pre_hook(
+            lambda _, images, seen=seen: seen.append(len(*images))
+        )
         (batch,) = fed.load(0, 1)
         close(batch.teacher, whole.teacher, tolerance=1e-3)
         assert seen == [4, 4, 4, 4] * (views == 0)

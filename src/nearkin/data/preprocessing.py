@@ -153,7 +153,7 @@ class Preprocessing:
 
     def _narrow(self, images: Images) -> list[Note]:
         """A note on images that an encoder with a range cannot tell apart."""
-        if not (self.low and images.channels):
+        if not images.channels or len(self.low) != len(images.channels.low):
             return []
         own, given = (np.array([x.low, x.high]) for x in (self, images.channels))
         inside = given.clip(*own)
