@@ -109,7 +109,8 @@ class _Merged(nn.Module):
     @override
     def forward(self, features: Features) -> Float[Tensor, "n merged"]:
         """Logits in double precision."""
-        return (self.heads(features).double().softmax(dim=1) @ self.one).log()
+        logits: Tensor = (self.heads(features).double().softmax(dim=1) @ self.one).log()
+        return logits
 
 
 @dataclass(frozen=True, eq=False)
