@@ -79,9 +79,9 @@ def test_further_measures_are_stored_and_on_the_page(run):
     assert page.count("Every paper has its own; none is chosen here.") == 1
 
 
-def test_measures_of_other_images_are_not_stored(run):
+def test_measures_of_other_images_are_not_stored(run, tmp_path):
     before = stored(run)
-    other = np.random.default_rng(1).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
+    other = fill(tmp_path / "other", *(f"{number}.png" for number in range(24)))
     evaluate(run.path, other, protocol=["labelfree"])
     assert stored(run) == before
 
