@@ -141,10 +141,11 @@ class Classifier:
             return self
         named = [names.get(name, name) for name in self.classes]
         classes = tuple(dict.fromkeys(named))
-        one = np.eye(len(classes))[[classes.index(name) for name in named]]
+        number = np.array([classes.index(name) for name in named])
+        one = np.eye(len(classes))[number]
         reference = replace(
             self.reference,
-            cluster=one.argmax(axis=1)[self.reference.cluster],
+            cluster=number[self.reference.cluster],
             sizes=(self.reference.sizes @ one).astype(np.int64),
         )
         heads = _Merged(self.heads, torch.from_numpy(one))

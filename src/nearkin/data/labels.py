@@ -307,12 +307,12 @@ def _splits(paths: Paths) -> tuple[dict[str, str], Paths]:
     for level in range(max(map(len, paths.values()))):
         deep = {folder: path[level] for folder, path in paths.items() if level < len(path)}
         named = {folder: split_of(deep.get(folder, "")) for folder in paths}
-        said = set(named.values())
-        rest = {folder: [*path[:level], *path[level + 1 :]] for folder, path in paths.items()}
-        if said >= {"train", "test"} or said >= {"train", "val"}:
-            return named, rest
-        if "" not in said and not any(found[0].values()):
-            found = named, rest
+        parts = set(named.values())
+        several = parts >= {"train", "test"} or parts >= {"train", "val"}
+        if several or ("" not in parts and not any(found[0].values())):
+            found = named, {f: [*path[:level], *path[level + 1 :]] for f, path in paths.items()}
+        if several:
+            break
     return found
 
 

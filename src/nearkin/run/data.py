@@ -271,17 +271,11 @@ def changed_data(split: Split) -> str:
     stored, images = split.stored, split.images
     if stored is None:
         return ""
-    noted = zip(stored.names, stored.contents, stored.held_out, strict=True)
-    now = zip(images.names, images.contents, split.held_out, strict=True)
-    before, after = ({name: rest for name, *rest in each} for each in (noted, now))
-    both = before.keys() & after.keys()
-    kinds = {
-        "added": after.keys() - before.keys(),
-        "removed": before.keys() - after.keys(),
-        "of other contents": {name for name in both if before[name][0] != after[name][0]},
-        "held out otherwise": {name for name in both if before[name][1] != after[name][1]},
-    }
-    changes = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
+    before = dict(zip(stored.names, stored.held_out, strict=True))
+    after = dict(zip(images.names, split.held_out, strict=True))
+    otherwise = {name for name in before if after.get(name, before[name]) != before[name]}
+    kinds = {"added": after.keys() - before.keys(), **_lost(stored, images)}
+    changes = _counted(kinds | {"held out otherwise": otherwise})
     if not changes:
         return ""
     if not np.isin(images.contents, stored.contents).any():
@@ -296,18 +290,20 @@ def changed_data(split: Split) -> str:
 def lost_images(folder: RunFolder, images: Images) -> str:
     """Describe which images of a run are not there any more, or others; '' for none."""
     stored = stored_split(folder)
-    if stored is None:
-        return ""
+    return "" if stored is None else ", ".join(_counted(_lost(stored, images)))
+
+
+def _lost(stored: StoredSplit, images: Images) -> dict[str, Collection[str]]:
     now = dict(zip(images.names, images.contents, strict=True))
-    kinds = {
+    then = zip(stored.names, stored.contents, strict=True)
+    return {
         "removed": [name for name in stored.names if name not in now],
-        "of other contents": [
-            name
-            for name, content in zip(stored.names, stored.contents, strict=True)
-            if now.get(name, content) != content
-        ],
+        "of other contents": [name for name, content in then if now.get(name, content) != content],
     }
-    return ", ".join(f"{len(x)} {kind} ({min(x)!r})" for kind, x in kinds.items() if x)
+
+
+def _counted(kinds: Mapping[str, Collection[str]]) -> list[str]:
+    return [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
 
 
 def noted_channels(folder: RunFolder, images: Images) -> Images:

@@ -114,8 +114,8 @@ def train_encoder(
     with training_group(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings: `run_worker`.
         images, rows = split.images.fingerprint, split.train_rows.tolist()
-        told = [asdict(_on(device, config)), str(folder.path.resolve()), images, rows]
-        broadcast_bytes(json.dumps(told).encode())
+        shared = [asdict(_on(device, config)), str(folder.path.resolve()), images, rows]
+        broadcast_bytes(json.dumps(shared).encode())
         method, batches = build(config, split.train, device, network, teacher, folder)
         parts = parts_of(folder, config, batches, teacher, log)
         monitor = Monitor(split, config, device, log.progress, view)
