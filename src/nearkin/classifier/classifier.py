@@ -23,7 +23,6 @@ from nearkin.data.augmentations import AUGMENTATIONS, measured_view
 from nearkin.encoders.encoder import Encoder, read_tensors, separate_weights
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.files import usable, write_whole
-from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import CosineHead, Heads, linear_layer, rectified_layer
 from nearkin.networks.tokens import AttentivePooling
@@ -40,21 +39,9 @@ Probability = Float[Tensor, "n classes"]
 Kind = Literal["discovery", "classification"]
 
 
-def heads_of(method: Method[Any]) -> nn.Module:
-    """Return the module that gives a method's logits of all classes."""
-    heads: nn.Module = method.get_submodule("heads")
-    return heads
-
-
 def frozen_copy(module: nn.Module) -> nn.Module:
     """Return a copy on the CPU in evaluation mode."""
     return copy.deepcopy(module).cpu().eval()
-
-
-def apply_layer(layer: nn.Module, features: Float[Tensor, "n features"]) -> Float[Tensor, "n dim"]:
-    """Apply a layer to features, which it takes as images of one pixel."""
-    output: Tensor = layer(features[..., None, None])
-    return output.flatten(1)
 
 
 def class_probability(
@@ -170,19 +157,17 @@ class Classifier:
         The table of a classification has the features of the encoder itself, without any pooling.
         """
         self._check_origin(encoder)
-        if isinstance(self.layer, nn.Identity):
+        if not isinstance(self.layer, Backbone):
             return encoder
-        pixel, flat = nn.Unflatten(1, (self.dim, 1, 1)), nn.Flatten()  # as `apply_layer`
-        top = nn.Sequential(OrderedDict(pixel=pixel, layer=self.layer, flat=flat))
-        dim = apply_layer(self.layer, torch.zeros(1, self.dim)).shape[1]
-        network = Backbone(nn.Sequential(encoder.backbone.body, top), dim)
+        top = nn.Sequential(OrderedDict(layer=self.layer))  # a digest has the names of weights
+        network = Backbone(nn.Sequential(encoder.backbone.body, top), self.layer.feature_dim)
         return Encoder(network, encoder.preprocessing, encoder.details)
 
     @property
     def top_reference(self) -> Reference:
         """The images that it learned from, with the unit features that the heads take."""
         with torch.inference_mode():
-            features = unit(apply_layer(self.layer, self.reference.features))
+            features = unit(self.layer(self.reference.features))
             return replace(self.reference, features=features)
 
     def _check_origin(self, encoder: Encoder) -> None:
@@ -208,7 +193,7 @@ class Classifier:
         """
 
         def probability(features: Features) -> Probability:
-            return class_probability(self.heads, apply_layer(self.layer, features), excluded)
+            return class_probability(self.heads, self.layer(features), excluded)
 
         with torch.inference_mode():
             by_view = [probability(view).argmax(dim=1).numpy() for view in cached.views]
@@ -216,7 +201,7 @@ class Classifier:
                 paths=paths,
                 probability=probability(cached.center).numpy(),
                 by_view=np.array(by_view, np.int64).reshape(len(by_view), len(cached.center)),
-                features=unit(apply_layer(self.layer, cached.center)).numpy(),
+                features=unit(self.layer(cached.center)).numpy(),
                 label=label,
                 classes=self.classes,
                 num_known=self.num_known,
@@ -282,7 +267,7 @@ def read_classifier(path: Path) -> Classifier:
 
 def _check(classifier: Classifier) -> None:
     """Raise an error of any kind if the parts do not fit together."""
-    output = classifier.heads(apply_layer(classifier.layer, torch.zeros(1, classifier.dim)))
+    output = classifier.heads(classifier.layer(torch.zeros(1, classifier.dim)))
     rows, names, drawn = output.shape[1], classifier.classes, classifier.drawn
     is_discovery = classifier.kind == "discovery"  # else without views and without novel classes
     parts = classifier.heads, classifier.calibration

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from nearkin.classifier.classifier import apply_layer, frozen_copy
+from nearkin.classifier.classifier import frozen_copy
 from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
 from nearkin.classifier.layers import trainable_copy, trained_parts
 from nearkin.config import TrainConfig
@@ -194,4 +194,5 @@ def top_features(
     """Return the features of images, by default of all, that a method's heads take."""
     cached, layer = encoder.features(method, with_views=False)
     center = cached.center if rows is None else cached.center[torch.from_numpy(rows)]
-    return apply_layer(frozen_copy(layer), center)
+    features: Tensor = frozen_copy(layer)(center)
+    return features

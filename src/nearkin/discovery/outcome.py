@@ -15,10 +15,8 @@ from nearkin.classifier.calibration import Calibration, fit_calibration
 from nearkin.classifier.classifier import (
     Classifier,
     all_class_names,
-    apply_layer,
     class_probability,
     frozen_copy,
-    heads_of,
 )
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
@@ -85,7 +83,7 @@ def head_clustering(
 
     `excluded` are classes that images are known not to have, which `joint` leaves out.
     """
-    features, heads = top_features(encoder, method), frozen_copy(heads_of(method))
+    features, heads = top_features(encoder, method), frozen_copy(method.get_submodule("heads"))
     with torch.inference_mode():
         joint, novel = (
             class_probability(heads, features, impossible).argmax(dim=1).numpy()
@@ -314,12 +312,12 @@ def _classified(
     """Return the classifier of a trained method, and all images in its classes."""
     dataset, task = state.dataset, state.task
     cached, layer = state.stages.encoder.features(method, with_views=True)
-    layer, heads = frozen_copy(layer), frozen_copy(heads_of(method))
+    layer, heads = frozen_copy(layer), frozen_copy(method.get_submodule("heads"))
     classes = all_class_names(dataset.classes, task.num_novel, dataset.names)
     # Only these are known to be of no known class; new images may be of any.
     excluded = dataset.excluded(len(classes))
     with torch.inference_mode():
-        features = apply_layer(layer, cached.center)
+        features = layer(cached.center)
         found = class_probability(heads, features, excluded).numpy().argmax(axis=1)
     labeled = task.label != UNLABELED
     own, rows = np.where(labeled, task.label, found), task.rows

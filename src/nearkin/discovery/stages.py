@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from nearkin.classifier.classifier import apply_layer, heads_of
 from nearkin.config import TrainConfig
 from nearkin.data.batches import BatchLoader
 from nearkin.data.rng import seeded
@@ -115,7 +114,7 @@ class Stages:
         if self.encoder.has_layer:
             layer = principal_layer(self.encoder, rows)
             with torch.no_grad():
-                features = apply_layer(layer, features)
+                features = layer(features)
         return StageInit(self.encoder.backbone(layer), features, self.clusters(features))
 
     def from_known(self, train: Callable[[Stage], None]) -> StageInit:
@@ -164,7 +163,7 @@ class Stages:
         resolved = method_options(task.method, requested, *sizes)
         config = replace(self.base, method=task.method, options=resolved)
         stage = self._stage(config, sampler, copy.deepcopy(init.backbone))
-        heads = heads_of(stage.method)
+        heads = stage.method.get_submodule("heads")
         if isinstance(heads, Heads) and init.known is not None:
             heads.known.load_state_dict(init.known.state_dict())
         _init_heads(heads, init, task)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 
 from nearkin.choices import MODE_METHODS
-from nearkin.classifier.classifier import class_probability, frozen_copy, heads_of
+from nearkin.classifier.classifier import class_probability, frozen_copy
 from nearkin.config import DiscoverConfig
 from nearkin.data.rng import permutation
 from nearkin.discovery.features import top_features
@@ -153,7 +153,7 @@ class Trials:
         options = candidate.options(task.num_novel) | given
         stage = stages.classes(init, options)
         self.train(stage, STEPS)
-        heads = frozen_copy(heads_of(stage.method))
+        heads = frozen_copy(stage.method.get_submodule("heads"))
         features = top_features(stages.encoder, stage.method)
         learned, scored = (features[torch.from_numpy(x)] for x in (task.unlabeled, hiding.scored))
         with torch.inference_mode():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.choices import GraphFormat
-from nearkin.classifier.classifier import Classifier, apply_layer, class_probability
+from nearkin.classifier.classifier import Classifier, class_probability
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import UsageError
 from nearkin.exports.native import holding, reason
@@ -53,7 +53,7 @@ class PixelNetwork(nn.Module):
         features: Tensor = self.encoder(self.encoder.preprocessing.to_input(images))
         if self.layer is None or self.heads is None:
             return features
-        probability = class_probability(self.heads, apply_layer(self.layer, features))
+        probability = class_probability(self.heads, self.layer(features))
         power = probability ** (1 / self.temperature)  # as `Calibration.apply`
         return (power / power.sum(dim=1, keepdim=True)).float()
 

@@ -86,12 +86,12 @@ class Backbone(nn.Module):
         return self
 
     @override
-    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
+    def forward(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.keeps_gradients):
             features: Tensor = self.body(self.scaled(images))
         return features.flatten(1)
 
-    def scaled(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
+    def scaled(self, images: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Return what the network itself sees of images: rescaled, where it has a scale."""
         if self.scale is not None and self.shift is not None:
             return torch.addcmul(self.shift, images, self.scale)
