@@ -30,7 +30,7 @@ from hostile import (
 from PIL import Image, features
 from safetensors.torch import save
 
-from nearkin.classifier.kept import read_shard
+from nearkin.classifier.kept import KeptFeatures
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError
@@ -345,10 +345,10 @@ def test_hostile_files_start_nothing_and_are_refused_in_one_line(
 def test_kept_features_of_other_images_or_hostilely_described_are_none_and_folders_are_refused(
     tmp_path,
 ):
-    path = tmp_path / "000000000.safetensors"
+    kept, path = KeptFeatures(tmp_path), tmp_path / "000000000.safetensors"
     good = {"features": torch.ones(2, 3, 4)}
     path.write_bytes(save(good, {"bad": '{"1": "y"}'}))
-    assert read_shard(path, (2, 3, 4))[1] == {1: "y"}
+    assert kept.read(range(3), 2, 4)[1] == {1: "y"}
     contents = [PICKLE, sized(2**63), b"", save(good), save({"other": torch.ones(2, 3, 4)})]
     contents += [save({"features": torch.ones(shape)}, {"bad": "{}"})
                  for shape in ((2, 4, 4), (1, 3, 4), (2, 3, 5), (3, 4), (24,))]  # fmt: skip
@@ -357,7 +357,7 @@ def test_kept_features_of_other_images_or_hostilely_described_are_none_and_folde
     contents += [save(good, {"bad": each}) for each in described]
     for content in contents:
         path.write_bytes(content)
-        assert read_shard(path, (2, 3, 4)) is None, content[:99]
+        assert kept.read(range(3), 2, 4) is None, content[:99]
     (tmp_path / "encoder.safetensors").mkdir()
     with pytest.raises(CheckpointError, match=r"encoder\.safetensors cannot be used"):
         load(tmp_path)

@@ -23,7 +23,7 @@ from nearkin.data.notes import lines
 from nearkin.data.samplers import Planned, RandomBatchSampler
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
-from nearkin.encoders.inference import Inference, Precision, encode, has_openvino, inference
+from nearkin.encoders.inference import Precision, encode, has_openvino, inference
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, images_per_shard
 from nearkin.pace import tracked
@@ -92,38 +92,6 @@ class _AugmentedViews:
 
     parts: Sequence[tuple[Batches, Int64[np.ndarray, " images"]]]
     """Batches for squares and for others, with the row of each image in its own; -1 in others."""
-
-    @classmethod
-    def of(
-        cls,
-        encoder: Encoder,
-        images: Images,
-        drawn: ViewSettings,
-        device: torch.device,
-        workers: int,
-    ) -> "_AugmentedViews":
-        images, size = encoder.preprocessing.applied(images), encoder.image_size
-
-        def batches(images: Images) -> Batches:
-            return Batches.of(
-                images,
-                (measured_view(drawn.augment),),
-                image_size=size,
-                sampler=RandomBatchSampler(len(images), 1, drawn.seed),
-                device=device,
-                workers=workers,
-                by_content=True,
-            )
-
-        width, height = images.sizes.T
-        small = (width == height) & (width <= SMALL_SIDE) & (size <= SMALL_SIDE)
-        parts = []
-        if small.any():
-            squares = images.subset(np.flatnonzero(small))
-            parts.append((batches(squares), np.where(small, small.cumsum() - 1, -1)))
-        if not small.all():  # any image may take the place of one that turns out unreadable
-            parts.append((batches(images), np.where(small, -1, np.arange(len(images)))))
-        return cls(parts)
 
     def bad_of(self, rows: range) -> dict[int, str]:
         """Return which of these turned out unreadable, by position; their views mean nothing."""
@@ -245,9 +213,13 @@ class Extraction:
             return
         passes = max(1, num_views)
         total = passes * sum(map(len, shards))
-        by = self._prepared(total)
-        crops = {shard: self._crops(shard, by.batch_size) for shard in shards}
-
+        view, many = self.encoder.preprocessing, total if self.compiled else 0
+        by = inference(self.encoder, self.device, self.precision, self.batch_size, count=many)
+        for line in by.lines:
+            self.log.info(line)
+        how = {"batch_size": by.batch_size, "workers": self.workers}
+        parts = (self.images.subset(np.asarray(shard)) for shard in shards)
+        crops = [CenterCrops(images, view, **how) for images in parts]
         plan = [
             (epoch, np.asarray(shard[first : first + by.batch_size]))
             for shard in shards
@@ -255,34 +227,39 @@ class Extraction:
             for first in range(0, len(shard), by.batch_size)
         ]
 
-        def inputs() -> Iterator[Tensor]:
-            if num_views:
-                yield from map(normalize, self._augmented.views(plan, known))
-            else:
-                for shard in shards:
-                    yield from (normalize(batch.to(self.device)) for batch in crops[shard])
-
+        as_they_are = (batch.to(self.device) for cropped in crops for batch in cropped)
+        pixels = self._augmented.views(plan, known) if num_views else as_they_are
         text = "features of views" if num_views else "features"
-        batches = tracked(inputs(), total, text, self.log.progress)
-        for shard in shards:
+        batches = tracked(map(normalize, pixels), total, text, self.log.progress)
+        for shard, cropped in zip(shards, crops, strict=True):
             number = math.ceil(len(shard) / by.batch_size)
             encoded = [encode(by.network, islice(batches, number)) for _ in range(passes)]
-            bad = self._augmented.bad_of(shard) if num_views else crops[shard].bad
+            bad = self._augmented.bad_of(shard) if num_views else cropped.bad
             own = {row - shard.start: why for row, why in known.items() if row in shard}
             yield torch.stack(encoded), {**bad, **own}
         next(batches, None)  # so that the last one is counted
 
-    def _prepared(self, count: int) -> Inference:
-        how, many = (self.precision, self.batch_size), count if self.compiled else 0
-        by = inference(self.encoder, self.device, *how, count=many)
-        for line in by.lines:
-            self.log.info(line)
-        return by
-
-    def _crops(self, shard: range, size: int) -> CenterCrops:
-        images, view = self.images.subset(np.asarray(shard)), self.encoder.preprocessing
-        return CenterCrops(images, view, batch_size=size, workers=self.workers)
-
     @cached_property
     def _augmented(self) -> _AugmentedViews:
-        return _AugmentedViews.of(self.encoder, self.images, self.drawn, self.device, self.workers)
+        images, size = self.encoder.preprocessing.applied(self.images), self.encoder.image_size
+
+        def batches(images: Images) -> Batches:
+            return Batches.of(
+                images,
+                (measured_view(self.drawn.augment),),
+                image_size=size,
+                sampler=RandomBatchSampler(len(images), 1, self.drawn.seed),
+                device=self.device,
+                workers=self.workers,
+                by_content=True,
+            )
+
+        width, height = images.sizes.T
+        small = (width == height) & (width <= SMALL_SIDE) & (size <= SMALL_SIDE)
+        parts = []
+        if small.any():
+            squares = images.subset(np.flatnonzero(small))
+            parts.append((batches(squares), np.where(small, small.cumsum() - 1, -1)))
+        if not small.all():  # any image may take the place of one that turns out unreadable
+            parts.append((batches(images), np.where(small, -1, np.arange(len(images)))))
+        return _AugmentedViews(parts)

@@ -80,9 +80,18 @@ class KeptFeatures:
 
     def read(self, rows: range, passes: int, dim: int) -> Found | None:
         """Return what was written of these rows; None if nothing was, or the file is damaged."""
-        if self.folder is None:
+        if self.folder is None or not (path := _file(self.folder, rows)).exists():
             return None
-        return read_shard(_file(self.folder, rows), (passes, len(rows), dim))
+        with suppress(CheckpointError), usable(path, "remove it"):
+            metadata, tensors = read_tensors(path, "bad")
+            bad = {int(row): str(reason) for row, reason in metadata.items()}
+            features = tensors["features"]
+            if (features.shape, features.dtype) != ((passes, len(rows), dim), torch.float32):
+                raise ValueError("it is of other images")
+            if not bad.keys() <= set(range(len(rows))):
+                raise ValueError("it is of something else")
+            return features, bad
+        return None
 
     def write(self, rows: range, features: Passes, bad: dict[int, str]) -> None:
         """Keep features of these rows, and the unreadable ones by position, whole or not at all.
@@ -144,19 +153,3 @@ def _may_change(encoder: Encoder, images: Images, views: Sequence[Augment | int]
 def _packages(network: nn.Module) -> set[str]:
     """Return the packages that the code of a network is of."""
     return {type(module).__module__.partition(".")[0] for module in network.modules()}
-
-
-def read_shard(path: Path, shape: tuple[int, int, int]) -> Found | None:
-    """Return the features of this shape in a file, if it has such."""
-    if not path.exists():
-        return None
-    with suppress(CheckpointError), usable(path, "remove it"):
-        metadata, tensors = read_tensors(path, "bad")
-        bad = {int(row): str(reason) for row, reason in metadata.items()}
-        features = tensors["features"]
-        if (features.shape, features.dtype) != (shape, torch.float32):
-            raise ValueError("it is of other images")
-        if not bad.keys() <= set(range(shape[1])):
-            raise ValueError("it is of something else")
-        return features, bad
-    return None
