@@ -37,13 +37,6 @@ class CachedFeatures(NamedTuple):
     center: Float[Tensor, "images _"]
     views: Float[Tensor, "views images _"]
 
-    def subset(self, rows: Int64[np.ndarray, " rows"]) -> "CachedFeatures":
-        """Return the features of some images."""
-        if len(rows) == len(self.center):  # all: without a copy
-            return self
-        index = torch.from_numpy(rows)
-        return CachedFeatures(self.center[index], self.views[:, index])
-
 
 @dataclass(frozen=True)
 class ViewSettings:
@@ -68,7 +61,10 @@ class Extracted(NamedTuple):
         rows = np.setdiff1d(np.arange(len(images)), list(self.bad))
         if not len(rows):
             raise DataError(f"none of the {len(images)} images can be read; look at the files")
-        return self.features.subset(rows), rows
+        if not self.bad:  # without a copy
+            return self.features, rows
+        center, views = (x[..., torch.from_numpy(rows), :] for x in self.features)
+        return CachedFeatures(center, views), rows
 
     def embeddings(self, images: Images) -> Embeddings:
         """Return the features of the readable images as they are, without views, as a table."""
