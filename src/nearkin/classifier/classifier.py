@@ -1,6 +1,5 @@
 """From features to classes: the classifier as a file, and what it predicts."""
 
-import copy
 import json
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -37,11 +36,6 @@ FORMATS: Final = ("3",)
 Features = Float[Tensor, "n dim"]
 Probability = Float[Tensor, "n classes"]
 Kind = Literal["discovery", "classification"]
-
-
-def frozen_copy(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU in evaluation mode."""
-    return copy.deepcopy(module).cpu().eval()
 
 
 def class_probability(

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from nearkin.classifier.classifier import frozen_copy
 from nearkin.classifier.features import CachedFeatures, Extraction, ViewSettings
 from nearkin.classifier.layers import trainable_copy, trained_parts
 from nearkin.config import TrainConfig
@@ -23,7 +22,7 @@ from nearkin.distributed import to_device
 from nearkin.encoders.encoder import Encoder
 from nearkin.method import Method
 from nearkin.metrics.kmeans import SAMPLE
-from nearkin.networks.branch import Backbone
+from nearkin.networks.branch import Backbone, frozen_copy
 from nearkin.networks.heads import linear_layer
 from nearkin.types import Batch
 
@@ -194,5 +193,5 @@ def top_features(
     """Return the features of images, by default of all, that a method's heads take."""
     cached, layer = encoder.features(method, with_views=False)
     center = cached.center if rows is None else cached.center[torch.from_numpy(rows)]
-    features: Tensor = frozen_copy(layer)(center)
+    features: Tensor = frozen_copy(layer).cpu().eval()(center)
     return features

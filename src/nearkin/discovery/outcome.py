@@ -16,7 +16,6 @@ from nearkin.classifier.classifier import (
     Classifier,
     all_class_names,
     class_probability,
-    frozen_copy,
 )
 from nearkin.classifier.features import ViewSettings
 from nearkin.classifier.reference import reference_of
@@ -41,6 +40,7 @@ from nearkin.method import Method
 from nearkin.metrics.clusters import right
 from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.metrics.metric import Metric, share
+from nearkin.networks.branch import frozen_copy
 from nearkin.run.opening import OpenRun
 from nearkin.types import UNLABELED
 
@@ -83,7 +83,8 @@ def head_clustering(
 
     `excluded` are classes that images are known not to have, which `joint` leaves out.
     """
-    features, heads = top_features(encoder, method), frozen_copy(method.get_submodule("heads"))
+    features = top_features(encoder, method)
+    heads = frozen_copy(method.get_submodule("heads")).cpu().eval()
     with torch.inference_mode():
         joint, novel = (
             class_probability(heads, features, impossible).argmax(dim=1).numpy()
@@ -312,7 +313,8 @@ def _classified(
     """Return the classifier of a trained method, and all images in its classes."""
     dataset, task = state.dataset, state.task
     cached, layer = state.stages.encoder.features(method, with_views=True)
-    layer, heads = frozen_copy(layer), frozen_copy(method.get_submodule("heads"))
+    parts = layer, method.get_submodule("heads")
+    layer, heads = (frozen_copy(part).cpu().eval() for part in parts)
     classes = all_class_names(dataset.classes, task.num_novel, dataset.names)
     # Only these are known to be of no known class; new images may be of any.
     excluded = dataset.excluded(len(classes))
