@@ -245,7 +245,7 @@ def test_features_need_no_more_than_vectors_and_labels(tmp_path):
     few = replace(few, classes=np.array(["a", "b", "c"]), paths=names, group_names=names)
     assert (few.classes, few.paths[1], few.named_groups[1]) == (("a", "b", "c"), "1.png", "1.png")
     assert nearkin.select(few, num=1, verbose=False).paths[0] in names.tolist()
-    write_embeddings(tmp_path / "t.parquet", replace(few, removed="camera"), "digest")
+    write_embeddings(tmp_path / "t.parquet", replace(few, removed="camera", encoder="digest"))
     read = open_table(tmp_path / "t.parquet").read()
     assert (read.encoder, read.removed) == ("digest", "camera")
     assert read.group_names == names.tolist()

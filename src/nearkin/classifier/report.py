@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -105,7 +106,7 @@ def write_results(
     folder, config = run.folder, run.config
     if config.copy_to:
         _copy(run, images, data)
-    write_embeddings(folder.embeddings, embeddings, encoder)
+    write_embeddings(folder.embeddings, replace(embeddings, encoder=encoder))
     store_page(folder, page)
     if config.report:
         write_page(folder, images)

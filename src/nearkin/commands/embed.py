@@ -120,7 +120,7 @@ def embed(
             check_target(file, overwrite=overwrite, reads=[data, config.labels])
     embeddings = _features(config, data, backbone, log)
     if path is not None:
-        write_embeddings(path, embeddings, embeddings.encoder)
+        write_embeddings(path, embeddings)
         log.info(f"features {path.resolve()}")
     return embeddings
 
@@ -373,7 +373,7 @@ def _measure(run: OpenRun[EmbedConfig], encoder: Encoder, split: Split, early: E
     notes = note_undecodable(folder, split.images, features.bad, log, config.max_bad)
 
     def encoded(embeddings: Embeddings) -> None:
-        write_embeddings(folder.embeddings, embeddings, encoder.digest)
+        write_embeddings(folder.embeddings, replace(embeddings, encoder=encoder.digest))
         if config.report:
             early.start()
 

@@ -64,7 +64,7 @@ def table_of(vectors: VectorsLike, log: Reporter) -> Iterator[EmbeddingTable]:
         if isinstance(at, Embeddings):
             folder = stack.enter_context(TemporaryDirectory(prefix="nearkin-"))
             path = Path(folder) / "embeddings.parquet"
-            write_embeddings(path, at, at.encoder)
+            write_embeddings(path, at)
             at = path
         assert at is not None
         table = open_table(at)

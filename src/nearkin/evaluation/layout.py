@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Event
 from typing import Any, Final, NamedTuple
@@ -104,7 +104,6 @@ class EarlyMap:
     def __init__(self, folder: RunFolder, images: Images) -> None:
         self._folder, self._images = folder, images
         self._stop, self._pool = Event(), ThreadPoolExecutor(1)
-        self._computed: Future[object] | None = None
 
     def start(self) -> None:
         """Begin, as soon as the run folder has its embeddings."""
@@ -115,7 +114,7 @@ class EarlyMap:
         # Not in the thread: the number of threads of matrix products is one for all.
         layout = Layout(embeddings.vectors[rows])
         # Whoever needs the map computes it if that fails, and meets the error.
-        self._computed = self._pool.submit(_computed, self._folder, rows, layout, self._stop)
+        self._pool.submit(_computed, self._folder, rows, layout, self._stop)
 
     def wait(self) -> None:
         """Wait until the coordinates are stored, if they are on the way."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -151,7 +151,7 @@ class ShardFolder:
         path = self.files[number]
         try:
             with writing(path, ROOM), whole(path) as partial, partial.open("wb") as file:
-                write_parquet(file, embeddings, self.note.encoder)
+                write_parquet(file, replace(embeddings, encoder=self.note.encoder))
         except OutputError:
             if not path.exists():
                 raise

@@ -123,16 +123,14 @@ class EmbeddingTable:
 
         Numbers take a part of the memory of texts; empty where the column says nothing.
         """
-        number, pieces = dict[str, int](), [np.zeros(0, np.int32)]
+        import pyarrow
 
-        def coded(batch: Any) -> Int[np.ndarray, " rows"]:
-            encoded = _cells(batch, column).dictionary_encode()
-            names = encoded.dictionary.to_pylist()
-            own = [number.setdefault(name, len(number)) for name in names]
-            return np.asarray(np.array(own, np.int32)[encoded.indices.to_numpy()])
-
-        pieces += self._read(("path", column), None, coded)
-        return list(number), np.concatenate(pieces)
+        kind = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+        pieces = self._read(
+            ("path", column), None, lambda of: _cells(of, column).dictionary_encode()
+        )
+        coded = pyarrow.chunked_array([*pieces], kind).unify_dictionaries().combine_chunks()
+        return coded.dictionary.to_pylist(), coded.indices.to_numpy()
 
     def read(self) -> Embeddings:
         """Read the whole of the table, with vectors of length one."""
@@ -201,6 +199,8 @@ def are_vectors(path: Path) -> bool:
 
 def open_table(path: Path) -> EmbeddingTable:
     """Open a table of embeddings, of which no row is read yet; refuse an incomplete folder."""
+    from pyarrow import parquet
+
     if path.is_dir():
         folder = ShardFolder.open(path)
         if missing := folder.missing():
@@ -216,16 +216,10 @@ def open_table(path: Path) -> EmbeddingTable:
             f"{path} is no table of features; give a folder that `nearkin embed` has made, or a "
             f"file that ends in {SUFFIX}"
         )
-    return EmbeddingTable(path, (path,), *_noted(path, ENCODER, REMOVED))
-
-
-def _noted(file: Path, *names: str) -> list[str]:
-    """Return what a file notes under these names; empty where nothing, as of other tools."""
-    from pyarrow import parquet
-
-    with usable(file, AGAIN), file.open("rb") as opened:
-        noted = parquet.read_metadata(opened).metadata or {}
-        return [str(noted.get(name.encode(), b""), "utf-8") for name in names]
+    with usable(path, AGAIN), path.open("rb") as file:
+        noted = parquet.read_metadata(file).metadata or {}  # other tools note nothing
+        notes = [str(noted.get(name.encode(), b""), "utf-8") for name in (ENCODER, REMOVED)]
+    return EmbeddingTable(path, (path,), *notes)
 
 
 def read_embeddings(path: Path, images: Images) -> Embeddings:

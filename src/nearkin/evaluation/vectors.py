@@ -27,19 +27,20 @@ ROOM: Final = "make room, or choose another -o"
 AGAIN: Final = "write it again with `nearkin embed`"
 
 
-def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> None:
+def write_embeddings(path: Path, embeddings: Embeddings) -> None:
     """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
 
-    A file is whole, or as it was. `encoder` is the digest of the encoder, which a .parquet and an
-    .npz note, with the column that is removed.
+    A file is whole, or as it was. A .parquet and an .npz note the digest of the encoder, and the
+    column that is removed.
     """
     check_format(path)
     with creating(path), whole(path) as partial, partial.open("wb") as file:
         if path.suffix == SUFFIX:
-            write_parquet(file, embeddings, encoder)
+            write_parquet(file, embeddings)
         elif path.suffix == ".npz":
-            columns = _text(embeddings) | {ENCODER: [encoder], REMOVED: [embeddings.removed]}
-            np.savez(file, allow_pickle=False, **columns, vector=embeddings.vectors)
+            notes = {ENCODER: [embeddings.encoder], REMOVED: [embeddings.removed]}
+            columns = _text(embeddings) | notes | {"vector": embeddings.vectors}
+            np.savez(file, allow_pickle=False, **columns)
         else:
             np.save(file, embeddings.vectors)
             file.flush()
@@ -67,7 +68,7 @@ def _text(embeddings: Embeddings) -> dict[str, list[str]]:
     return {name: list(map(as_text, column)) for name, column in columns.items()}
 
 
-def write_parquet(file: IO[bytes], embeddings: Embeddings, encoder: str) -> None:
+def write_parquet(file: IO[bytes], embeddings: Embeddings) -> None:
     """Write a .parquet, which notes the encoder and the images that cannot be read."""
     import pyarrow
     from pyarrow import parquet
@@ -81,7 +82,7 @@ def write_parquet(file: IO[bytes], embeddings: Embeddings, encoder: str) -> None
         columns,
         metadata={
             BAD: json.dumps(embeddings.bad),
-            ENCODER: encoder,
+            ENCODER: embeddings.encoder,
             REMOVED: as_text(embeddings.removed),
         },
     )

@@ -18,8 +18,6 @@ HEADS: Final = 4  # Queries, each of which attends to tokens of its own
 STEPS: Final = 100  # L-BFGS steps at the most, for each strength
 STRENGTHS: Final = (1e-2, 1e-1, 1.0, 10.0)  # Values of `C`, the strongest regularization first
 START: Final = 0.01  # Standard deviation of the first attention: nearly all tokens alike
-PIECE: Final = 512  # Images pooled at once
-
 
 Fitted = tuple[
     Float[Tensor, "dim heads"], Float[Tensor, "pooled classes"], Float[Tensor, " classes"]
@@ -39,8 +37,7 @@ class AttentiveProbe:
     @torch.no_grad()
     def predict(self, tokens: Float[Tensor, "n _ dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each image."""
-        pooled = torch.cat([self.pooling(piece.float()) for piece in tokens.split(PIECE)])
-        likely = (pooled @ self.weight + self.bias).argmax(dim=1)
+        likely = (self.pooling(tokens.float()) @ self.weight + self.bias).argmax(dim=1)
         return np.asarray(self.classes[likely.cpu().numpy()])
 
 

@@ -385,7 +385,7 @@ class _Trained:
             write_projector(folder.projector, self.method.online.projector, encoder)
 
         def encoded(embeddings: Embeddings) -> None:
-            write_embeddings(folder.embeddings, embeddings, encoder.digest)
+            write_embeddings(folder.embeddings, replace(embeddings, encoder=encoder.digest))
             on_embeddings()
 
         evaluation, embeddings = evaluate_split(
