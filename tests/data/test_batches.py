@@ -41,10 +41,10 @@ def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_ci
 def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
     rows = np.arange(8)
     made = batches(small_images())
-    first, again = made.views(0, rows), made.views(0, rows)
+    first, again = next(made.planned([(0, rows)])), next(made.planned([(0, rows)]))
     assert all(map(torch.equal, first, again))
-    assert not torch.equal(first[0], made.views(1, rows)[0])
-    assert not torch.equal(first[0], batches(small_images(), seed=1).views(0, rows)[0])
+    assert not torch.equal(first[0], next(made.planned([(1, rows)]))[0])
+    assert not torch.equal(first[0], next(batches(small_images(), seed=1).planned([(0, rows)]))[0])
     assert not torch.equal(first[0], first[1])
     straight = list(made.load(0, 12))
     assert all(map(same, batches(small_images()).load(7, 12), straight[7:]))
@@ -140,7 +140,7 @@ def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(sm
     assert batch_rows.tolist() == planned.tolist()
     rows = np.array([7, 31, 0])
     loaded = made.dataset.load(1, rows)
-    from_memory = zip(made.views(1, rows), made.views(1, loaded.rows), strict=True)
+    from_memory = zip(next(made.planned([(1, rows)])), next(made.planned([(1, loaded.rows)])), strict=True)
     assert all(torch.equal(bad, good) for bad, good in from_memory)
 
 

@@ -93,7 +93,8 @@ def test_a_teacher_of_the_same_size_sees_the_very_pixels_of_the_student(tmp_path
     for step, batch in enumerate(fed.load(0, 4)):
         assert torch.equal(torch.stack(batch.teacher), torch.stack(expected(encoder, batch.views)))
         assert all(len(rows) == BATCH for rows in batch.teacher)
-        shown = batches.views(step // batches.sampler.steps_per_epoch, batch.index.numpy())
+        epoch = step // batches.sampler.steps_per_epoch
+        shown = next(batches.planned([(epoch, batch.index.numpy())]))
         close(batch.teacher, expected(encoder, map(normalize, shown)))
 
 
@@ -105,7 +106,7 @@ def test_a_teacher_sees_images_in_its_own_mean_and_deviation(tmp_path):
         run, shown = tmp_path / str(views), student("strong", "weak", period=views)
         fed, encoder = feed(run, shown, str(file), views=views)
         batch = next(iter(fed.load(0, 1)))
-        pixels = (2 * view - 1 for view in batches.views(0, batch.index.numpy()))
+        pixels = (2 * view - 1 for view in next(batches.planned([(0, batch.index.numpy())])))
         with torch.no_grad():
             own = [unit(encoder.backbone.body(view).flatten(1)) for view in pixels]
         close(batch.teacher, own, 1e-5 if not views else 1e-3)  # in half precision

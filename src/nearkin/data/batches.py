@@ -292,14 +292,11 @@ class Batches:
     def _changed(self, **changes: Any) -> "Batches":
         return replace(self, dataset=replace(self.dataset, **changes))
 
-    def views(self, epoch: int, rows: np.ndarray) -> Views:
-        """The views of these images, in [0, 1]; unreadable ones are replaced as in training."""
-        if self.pixels is None:
-            return self._from_files(self.dataset.load(epoch, rows))[0]
-        return self._from_memory(self.pixels, [self._plan(epoch, rows)])[0]
-
     def planned(self, plan: Sequence[Planned]) -> Iterator[Views]:
-        """The views of the images of each pair of an epoch and rows, in turn; see `views`."""
+        """The views, in [0, 1], of the images of each pair of an epoch and rows, in turn.
+
+        Unreadable images are replaced as in training.
+        """
         following = self._changed(sampler=PlannedBatchSampler(plan, self.sampler.seed))
         return (views for views, _ in following.sampled(0, len(plan), slice(None)))
 
@@ -307,10 +304,7 @@ class Batches:
         self, pixels: Tensor, start: int, stop: int, part: slice
     ) -> Iterator[tuple[Views, np.ndarray]]:
         """The views of several steps at a time; those of later ones are sampled one by one."""
-        plans = (
-            self._plan(self.sampler.epoch(step), self.sampler.rows(step)[part])
-            for step in range(start, stop)
-        )
+        plans = (self._plan(step, part) for step in range(start, stop))
         numbers = self.sampler.batch_size * self.images.num_channels * max(self.sizes) ** 2
         planned = list(islice(plans, max(1, min(self.steps_at_once, NUMBERS_AT_ONCE // numbers))))
         while planned:
@@ -320,10 +314,13 @@ class Batches:
                 planned.extend(islice(plans, 1))
                 yield views, rows
 
-    def _plan(self, epoch: int, rows: np.ndarray) -> Plan:
-        """These images or their substitutes, and the parameters of each of their views."""
-        shown = self._readable(epoch, rows)
-        return shown, self.dataset.sample(epoch, shown)
+    def _plan(self, step: int, part: slice) -> Plan:
+        """A part of a step's images or their substitutes, and the parameters of each view."""
+        epoch, rows = self.sampler.epoch(step), self.sampler.rows(step)[part]
+        if self.bad:
+            tried = (self.dataset.candidates(epoch, row) for row in rows.tolist())
+            rows = np.array([next(row for row in each if row not in self.bad) for each in tried])
+        return rows, self.dataset.sample(epoch, rows)
 
     def _from_memory(self, pixels: Tensor, plans: Sequence[Plan]) -> list[Views]:
         """The views of each plan, made together."""
@@ -337,13 +334,6 @@ class Batches:
         ]
         parts = (view.split(list(map(len, shown))) for view in made)
         return list(map(list, zip(*parts, strict=True)))
-
-    def _readable(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """These rows, those of unreadable images replaced by their substitutes."""
-        if not self.bad:
-            return rows
-        tried = (self.dataset.candidates(epoch, row) for row in rows.tolist())
-        return np.array([next(row for row in each if row not in self.bad) for each in tried])
 
     def _from_files(self, cropped: Crops) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""
