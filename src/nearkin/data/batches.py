@@ -124,22 +124,9 @@ class ViewDataset(Dataset[Crops]):
             "read; `nearkin check DATA --scan full` lists what is wrong"
         )
 
-    @property
-    def num_images(self) -> int:
-        """Images in this part of a step, at most."""
-        return len(range(self.sampler.batch_size)[self.part])
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of this part of a step, at most."""
-        return self.num_images * sum(side**2 for side in self.sizes) * self.images.pixel_bytes
-
     def __getitem__(self, step: int) -> Crops:
-        """The crops of this part of a step."""
-        return self.load(self.sampler.epoch(step), self.sampler.rows(step)[self.part])
-
-    def load(self, epoch: int, rows: np.ndarray) -> Crops:
-        """The crops of these photographs, or of their substitutes, in one epoch."""
+        """The crops of this part of a step's photographs, or of their substitutes."""
+        epoch, rows = self.sampler.epoch(step), self.sampler.rows(step)[self.part]
         bad, readable, cropped = dict[int, str](), [], []
         self.images.source.warm(self.cache.undecoded(rows) if self.cache else rows.tolist())
         source = self.cache or self.images
@@ -261,26 +248,30 @@ class Batches:
         return Batch(tuple(map(normalize, views)), index, label)
 
     def sampled(self, start: int, stop: int, part: slice) -> Iterator[tuple[Views, np.ndarray]]:
-        """The views, in [0, 1], of a part of each step's images, and the rows that they show."""
+        """The views, in [0, 1], of a part of each step's images, and the rows that they show.
+
+        Unreadable images are replaced by others.
+        """
         if self.pixels is not None:
             yield from self._sampled_from_memory(self.pixels, start, stop, part)
             return
         dataset = replace(self.dataset, part=part)
-        workers = workers_that_fit(self.workers, dataset.item_bytes)
-        for cropped in prefetch(dataset, start, stop, workers, images=dataset.num_images):
+        most = len(range(self.sampler.batch_size)[part])
+        item_bytes = most * sum(side**2 for side in self.sizes) * self.images.pixel_bytes
+        workers = workers_that_fit(self.workers, item_bytes)
+        for cropped in prefetch(dataset, start, stop, workers, images=most):
             yield self._from_files(cropped)
 
     def resized(self, view_size: int) -> "Batches":
         """The same views at another size, in the same order, of the same pixels in memory."""
         return self._changed(shown_sizes=self.dataset.sizes_at(view_size))
 
-    def enlarged(self, side: int, sampler: BatchSampler) -> "Batches":
-        """The same views of the same images, all of one side, in another order.
+    def enlarged(self, side: int) -> "Batches":
+        """The same views of the same images, all of one side.
 
         Photographs are cropped anew from their files; small images are held once.
         """
-        sizes = [side] * len(self.dataset.views)
-        return self._changed(shown_sizes=sizes, sampler=sampler, cache=None)
+        return self._changed(shown_sizes=[side] * len(self.dataset.views), cache=None)
 
     def shown_again(self, side: int) -> "Batches":
         """The same views, and all of them once more, of one side, after them.
@@ -292,13 +283,10 @@ class Batches:
     def _changed(self, **changes: Any) -> "Batches":
         return replace(self, dataset=replace(self.dataset, **changes))
 
-    def planned(self, plan: Sequence[Planned]) -> Iterator[Views]:
-        """The views, in [0, 1], of the images of each pair of an epoch and rows, in turn.
-
-        Unreadable images are replaced as in training.
-        """
+    def planned(self, plan: Sequence[Planned]) -> Iterator[tuple[Views, np.ndarray]]:
+        """As `sampled`, of the images of each pair of an epoch and rows, in turn."""
         following = self._changed(sampler=PlannedBatchSampler(plan, self.sampler.seed))
-        return (views for views, _ in following.sampled(0, len(plan), slice(None)))
+        return following.sampled(0, len(plan), slice(None))
 
     def _sampled_from_memory(
         self, pixels: Tensor, start: int, stop: int, part: slice

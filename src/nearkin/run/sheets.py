@@ -160,7 +160,7 @@ def augmentation_sheet(batches: Batches, path: Path, side: int) -> Path:
     shown = replace(batches.resized(side), workers=0).planned(plan)
     columns = [from_zero_to_one(torch.cat(list(originals)))]
     headings = [["", "image"]]
-    for epoch, views in enumerate(shown, start=1):
+    for epoch, (views, _) in enumerate(shown, start=1):
         for number, view in enumerate(views, start=1):
             columns.append(view.cpu())
             own = view.shape[-1]

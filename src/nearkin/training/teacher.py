@@ -26,7 +26,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import Batches, BatchLoader
 from nearkin.data.channels import Channels
 from nearkin.data.images import Images
-from nearkin.data.samplers import BatchSampler, PlannedBatchSampler
+from nearkin.data.samplers import BatchSampler
 from nearkin.data.views import input_statistics, normalize
 from nearkin.distributed import all_reduce_max, free_memory, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, weight_bytes, write_encoder
@@ -310,14 +310,13 @@ def compute(
     Images that cannot be read have features that are no numbers.
     """
     size = images_at_once(teacher.image_size, batches.device)
-    channels, done, total = batches.images.channels, 0, sum(file.shape[0] for file in files)
+    large, channels = batches.enlarged(teacher.image_size), batches.images.channels
+    done, total = 0, sum(file.shape[0] for file in files)
     for file in files:
         features = np.full(file.shape, np.nan, HALF)
         expected = np.split(np.arange(len(features)), range(size, len(features), size))
         plan = [(file.epoch, file.first + places) for places in expected]
-        sampler = PlannedBatchSampler(plan, batches.sampler.seed)
-        views = batches.enlarged(teacher.image_size, sampler).sampled(0, len(plan), slice(None))
-        for places, (pixels, rows) in zip(expected, views, strict=True):
+        for places, (pixels, rows) in zip(expected, large.planned(plan), strict=True):
             on_progress(done, total, f"teacher's features of views, epoch {file.epoch + 1}")
             of_views = [_features(teacher, normalize(view), channels) for view in pixels]
             readable = rows == file.first + places
