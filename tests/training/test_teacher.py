@@ -118,7 +118,7 @@ def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():
     ramp = np.stack(np.broadcast_arrays(across[None, :], across[:, None], 128), axis=2)
     images = open_images(np.repeat(ramp[None], 24, axis=0).astype(np.uint8))
     batches = student(View(scale=(0.2, 0.6), flip=0.5), images=images, size=32)
-    large = batches.enlarged(64)
+    large = batches.shown_at([64] * len(batches.sizes))
     for small, big in zip(batches.load(0, 3), large.load(0, 3), strict=True):
         assert big.views[0].shape[-1] == 64
         assert torch.equal(small.index, big.index)
@@ -129,7 +129,7 @@ def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():
 def test_the_blur_of_a_larger_view_is_larger():
     images = open_images(pixels(24, 32))
     batches = student(View(blur=1.0, sigma=(1.0, 1.0)), images=images, size=32)
-    large = batches.enlarged(96)
+    large = batches.shown_at([96] * len(batches.sizes))
     rows = np.arange(4)
     assert batches.dataset.sample(0, rows)[0].sigma.tolist() == [1.0] * 4
     assert large.dataset.sample(0, rows)[0].sigma.tolist() == [3.0] * 4
@@ -160,7 +160,7 @@ def test_a_teacher_sees_pixels_in_its_own_range_of_values(tmp_path, size, views)
     taught = feed(tmp_path, student(View(), images=DEEP, size=size, period=views), named, views)
     images = taught[1].preprocessing.applied(DEEP)
     shown = student(View(), images=images, size=size, period=views)
-    large = shown.enlarged(16)
+    large = shown.shown_at([16] * len(shown.sizes))
     assert_sees(taught, large, 3, tolerance=1e-3)
 
 
@@ -211,7 +211,7 @@ def test_small_views_are_seen_at_the_teachers_one_size(tmp_path, teacher):
     batches = student(View(), View(size=0.5))
     assert batches.sizes == [16, 8]
     taught = feed(tmp_path, batches, teacher, views=0)
-    assert_sees(taught, batches.enlarged(16), 2)
+    assert_sees(taught, batches.shown_at([16] * len(batches.sizes)), 2)
 
 
 @pytest.mark.parametrize("size", [16, 32])
@@ -288,7 +288,7 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
     assert [(file.epoch, file.first) for file in files] == [(0, 0), (0, 1024)]
     assert all(len(read_sealed(file.path)) == HEAD + file.num_bytes for file in files)
     assert sum(file.num_bytes for file in files) == 1500 * encoder.num_features * HALF.itemsize
-    assert_sees((kept, encoder), batches.enlarged(16), 3, tolerance=1e-3)
+    assert_sees((kept, encoder), batches.shown_at([16] * len(batches.sizes)), 3, tolerance=1e-3)
 
 
 def test_an_image_that_could_not_be_read_has_no_features_and_its_substitute_has(

@@ -266,19 +266,12 @@ class Batches:
         """The same views at another size, in the same order, of the same pixels in memory."""
         return self._changed(shown_sizes=self.dataset.sizes_at(view_size))
 
-    def enlarged(self, side: int) -> "Batches":
-        """The same views of the same images, all of one side.
+    def shown_at(self, sizes: Sequence[int]) -> "Batches":
+        """The same views of these sides in pixels; all of them once more, if there are more sides.
 
-        Photographs are cropped anew from their files; small images are held once.
+        A photograph is decoded once for all; not from a cache, whose images may be too small.
         """
-        return self._changed(shown_sizes=[side] * len(self.dataset.views), cache=None)
-
-    def shown_again(self, side: int) -> "Batches":
-        """The same views, and all of them once more, of one side, after them.
-
-        A photograph is decoded once for both; not from a cache, whose images may be too small.
-        """
-        return self._changed(shown_sizes=[*self.sizes, *[side] * len(self.sizes)], cache=None)
+        return self._changed(shown_sizes=sizes, cache=None)
 
     def _changed(self, **changes: Any) -> "Batches":
         return replace(self, dataset=replace(self.dataset, **changes))

@@ -150,9 +150,9 @@ class LiveTeacher:
 
     def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        count, side = len(self.batches.sizes), self.teacher.image_size
-        same = all(size == side for size in self.batches.sizes)
-        batches = self.batches if same else self.batches.shown_again(side)
+        own, count = [*self.batches.sizes], len(self.batches.sizes)
+        larger = [self.teacher.image_size] * count
+        batches = self.batches if own == larger else self.batches.shown_at(own + larger)
         channels = batches.images.channels
         for batch in batches.load(start, stop):
             seen = batch.views[-count:]
@@ -310,7 +310,8 @@ def compute(
     Images that cannot be read have features that are no numbers.
     """
     size = images_at_once(teacher.image_size, batches.device)
-    large, channels = batches.enlarged(teacher.image_size), batches.images.channels
+    large = batches.shown_at([teacher.image_size] * len(batches.dataset.views))
+    channels = batches.images.channels
     done, total = 0, sum(file.shape[0] for file in files)
     for file in files:
         features = np.full(file.shape, np.nan, HALF)
