@@ -130,12 +130,13 @@ def test_views_of_photographs_are_loaded_by_workers(encoder, tmp_path, monkeypat
     for number in range(6):
         pixels = np.random.default_rng(number).integers(0, 256, (80, 100, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    images, drawn, load = open_images(tmp_path), ViewSettings("characters", 2, 0), ViewDataset.load
+    images, drawn = open_images(tmp_path), ViewSettings("characters", 2, 0)
+    load = ViewDataset.__getitem__
 
-    def noting(self, epoch, rows):
+    def noting(self, step):
         with (tmp_path / "loaded.txt").open("a") as file:
             print(os.getpid(), file=file)
-        return load(self, epoch, rows)
+        return load(self, step)
 
     def views(workers):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache{workers}"))  # none are kept
@@ -148,7 +149,7 @@ def test_views_of_photographs_are_loaded_by_workers(encoder, tmp_path, monkeypat
             found = second_view(encoder, images, **how).tensor
         return found, set(map(int, (tmp_path / "loaded.txt").read_text().split()))
 
-    monkeypatch.setattr(ViewDataset, "load", noting)
+    monkeypatch.setattr(ViewDataset, "__getitem__", noting)
     alone, here = views(0)
     same, there = views(2)
     assert torch.equal(alone, same)

@@ -18,7 +18,7 @@ from nearkin.data.decode import center
 from nearkin.data.opening import open_images
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
-from nearkin.data.samplers import RandomBatchSampler
+from nearkin.data.samplers import PlannedBatchSampler, RandomBatchSampler
 from nearkin.data.views import crop, normalize
 from nearkin.errors import DataError, UsageError
 from nearkin.types import UNLABELED
@@ -38,13 +38,25 @@ def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_ci
     return Batches.of(images, kinds, image_size=size, sampler=order, device=CPU, workers=workers)
 
 
+def views_in(made, epoch, rows):
+    views, _ = next(made.planned([(epoch, rows)]))
+    return views
+
+
+def crops_in(made, epoch, rows):
+    """What a worker prepares of these images."""
+    return replace(made.dataset, sampler=PlannedBatchSampler([(epoch, rows)], made.sampler.seed))[
+        0
+    ]
+
+
 def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
     rows = np.arange(8)
     made = batches(small_images())
-    first, again = made.views(0, rows), made.views(0, rows)
+    first, again = views_in(made, 0, rows), views_in(made, 0, rows)
     assert all(map(torch.equal, first, again))
-    assert not torch.equal(first[0], made.views(1, rows)[0])
-    assert not torch.equal(first[0], batches(small_images(), seed=1).views(0, rows)[0])
+    assert not torch.equal(first[0], views_in(made, 1, rows)[0])
+    assert not torch.equal(first[0], views_in(batches(small_images(), seed=1), 0, rows)[0])
     assert not torch.equal(first[0], first[1])
     straight = list(made.load(0, 12))
     assert all(map(same, batches(small_images()).load(7, 12), straight[7:]))
@@ -93,7 +105,7 @@ def test_all_parts_of_small_images_that_are_not_square_are_seen(size):
     made = batches(thirds, size=20, preset="moco_v2")
     rows = np.arange(64)
     boxes = made.dataset.sample(0, rows)[0].box
-    pixels = made.dataset.load(0, rows).views[0].numpy().argmax(axis=-1)
+    pixels = crops_in(made, 0, rows).views[0].numpy().argmax(axis=-1)
     left, span = boxes[:, 0, None], boxes[:, 2, None]
     expected = np.floor(3 * (left + span * (np.arange(20) + 0.5) / 20)).clip(0, 2)
     assert (pixels[:, 10] == expected).mean() > 0.95
@@ -139,8 +151,8 @@ def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(sm
         planned[place] = next(row for row in draws.astype(int) if row not in (7, 31))
     assert batch_rows.tolist() == planned.tolist()
     rows = np.array([7, 31, 0])
-    loaded = made.dataset.load(1, rows)
-    from_memory = zip(made.views(1, rows), made.views(1, loaded.rows), strict=True)
+    loaded = crops_in(made, 1, rows)
+    from_memory = zip(views_in(made, 1, rows), views_in(made, 1, loaded.rows), strict=True)
     assert all(torch.equal(bad, good) for bad, good in from_memory)
 
 

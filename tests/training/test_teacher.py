@@ -93,7 +93,8 @@ def test_a_teacher_of_the_same_size_sees_the_very_pixels_of_the_student(tmp_path
     for step, batch in enumerate(fed.load(0, 4)):
         assert torch.equal(torch.stack(batch.teacher), torch.stack(expected(encoder, batch.views)))
         assert all(len(rows) == BATCH for rows in batch.teacher)
-        shown = batches.views(step // batches.sampler.steps_per_epoch, batch.index.numpy())
+        epoch = step // batches.sampler.steps_per_epoch
+        shown = next(batches.planned([(epoch, batch.index.numpy())]))[0]
         close(batch.teacher, expected(encoder, map(normalize, shown)))
 
 
@@ -105,7 +106,7 @@ def test_a_teacher_sees_images_in_its_own_mean_and_deviation(tmp_path):
         run, shown = tmp_path / str(views), student("strong", "weak", period=views)
         fed, encoder = feed(run, shown, str(file), views=views)
         batch = next(iter(fed.load(0, 1)))
-        pixels = (2 * view - 1 for view in batches.views(0, batch.index.numpy()))
+        pixels = (2 * view - 1 for view in next(batches.planned([(0, batch.index.numpy())]))[0])
         with torch.no_grad():
             own = [unit(encoder.backbone.body(view).flatten(1)) for view in pixels]
         close(batch.teacher, own, 1e-5 if not views else 1e-3)  # in half precision
@@ -117,7 +118,7 @@ def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():
     ramp = np.stack(np.broadcast_arrays(across[None, :], across[:, None], 128), axis=2)
     images = open_images(np.repeat(ramp[None], 24, axis=0).astype(np.uint8))
     batches = student(View(scale=(0.2, 0.6), flip=0.5), images=images, size=32)
-    large = batches.enlarged(64, batches.sampler)
+    large = batches.shown_at([64] * len(batches.sizes))
     for small, big in zip(batches.load(0, 3), large.load(0, 3), strict=True):
         assert big.views[0].shape[-1] == 64
         assert torch.equal(small.index, big.index)
@@ -128,7 +129,7 @@ def test_a_larger_teacher_sees_the_same_crop_at_its_own_size():
 def test_the_blur_of_a_larger_view_is_larger():
     images = open_images(pixels(24, 32))
     batches = student(View(blur=1.0, sigma=(1.0, 1.0)), images=images, size=32)
-    large = batches.enlarged(96, batches.sampler)
+    large = batches.shown_at([96] * len(batches.sizes))
     rows = np.arange(4)
     assert batches.dataset.sample(0, rows)[0].sigma.tolist() == [1.0] * 4
     assert large.dataset.sample(0, rows)[0].sigma.tolist() == [3.0] * 4
@@ -159,7 +160,7 @@ def test_a_teacher_sees_pixels_in_its_own_range_of_values(tmp_path, size, views)
     taught = feed(tmp_path, student(View(), images=DEEP, size=size, period=views), named, views)
     images = taught[1].preprocessing.applied(DEEP)
     shown = student(View(), images=images, size=size, period=views)
-    large = shown.enlarged(16, shown.sampler)
+    large = shown.shown_at([16] * len(shown.sizes))
     assert_sees(taught, large, 3, tolerance=1e-3)
 
 
@@ -210,7 +211,7 @@ def test_small_views_are_seen_at_the_teachers_one_size(tmp_path, teacher):
     batches = student(View(), View(size=0.5))
     assert batches.sizes == [16, 8]
     taught = feed(tmp_path, batches, teacher, views=0)
-    assert_sees(taught, batches.enlarged(16, batches.sampler), 2)
+    assert_sees(taught, batches.shown_at([16] * len(batches.sizes)), 2)
 
 
 @pytest.mark.parametrize("size", [16, 32])
@@ -287,7 +288,7 @@ def test_files_hold_parts_of_many_images(tmp_path, teacher):
     assert [(file.epoch, file.first) for file in files] == [(0, 0), (0, 1024)]
     assert all(len(read_sealed(file.path)) == HEAD + file.num_bytes for file in files)
     assert sum(file.num_bytes for file in files) == 1500 * encoder.num_features * HALF.itemsize
-    assert_sees((kept, encoder), batches.enlarged(16, batches.sampler), 3, tolerance=1e-3)
+    assert_sees((kept, encoder), batches.shown_at([16] * len(batches.sizes)), 3, tolerance=1e-3)
 
 
 def test_an_image_that_could_not_be_read_has_no_features_and_its_substitute_has(

@@ -120,7 +120,7 @@ class _AugmentedViews:
             for stream, place in zip(streams, places, strict=True):
                 inside = np.flatnonzero(place[rows] >= 0)
                 if len(inside):
-                    made[torch.from_numpy(inside)] = next(stream)[0]
+                    made[torch.from_numpy(inside)] = next(stream)[0][0]
             yield made
 
 

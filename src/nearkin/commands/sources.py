@@ -273,8 +273,5 @@ def _place(source: Source, row: int, name: str) -> str:
     if isinstance(source, Folder):
         return source.path(row)
     if isinstance(source, Either):
-        position = int(source.rows[row])
-        if position < source.start:
-            return _place(source.first, position, name)
-        return _place(source.second, position - source.start, name)
+        return _place(*source.place(row), name)
     return name

@@ -124,22 +124,9 @@ class ViewDataset(Dataset[Crops]):
             "read; `nearkin check DATA --scan full` lists what is wrong"
         )
 
-    @property
-    def num_images(self) -> int:
-        """Images in this part of a step, at most."""
-        return len(range(self.sampler.batch_size)[self.part])
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of this part of a step, at most."""
-        return self.num_images * sum(side**2 for side in self.sizes) * self.images.pixel_bytes
-
     def __getitem__(self, step: int) -> Crops:
-        """The crops of this part of a step."""
-        return self.load(self.sampler.epoch(step), self.sampler.rows(step)[self.part])
-
-    def load(self, epoch: int, rows: np.ndarray) -> Crops:
-        """The crops of these photographs, or of their substitutes, in one epoch."""
+        """The crops of this part of a step's photographs, or of their substitutes."""
+        epoch, rows = self.sampler.epoch(step), self.sampler.rows(step)[self.part]
         bad, readable, cropped = dict[int, str](), [], []
         self.images.source.warm(self.cache.undecoded(rows) if self.cache else rows.tolist())
         source = self.cache or self.images
@@ -261,56 +248,44 @@ class Batches:
         return Batch(tuple(map(normalize, views)), index, label)
 
     def sampled(self, start: int, stop: int, part: slice) -> Iterator[tuple[Views, np.ndarray]]:
-        """The views, in [0, 1], of a part of each step's images, and the rows that they show."""
+        """The views, in [0, 1], of a part of each step's images, and the rows that they show.
+
+        Unreadable images are replaced by others.
+        """
         if self.pixels is not None:
             yield from self._sampled_from_memory(self.pixels, start, stop, part)
             return
         dataset = replace(self.dataset, part=part)
-        workers = workers_that_fit(self.workers, dataset.item_bytes)
-        for cropped in prefetch(dataset, start, stop, workers, images=dataset.num_images):
+        most = len(range(self.sampler.batch_size)[part])
+        item_bytes = most * sum(side**2 for side in self.sizes) * self.images.pixel_bytes
+        workers = workers_that_fit(self.workers, item_bytes)
+        for cropped in prefetch(dataset, start, stop, workers, images=most):
             yield self._from_files(cropped)
 
     def resized(self, view_size: int) -> "Batches":
         """The same views at another size, in the same order, of the same pixels in memory."""
         return self._changed(shown_sizes=self.dataset.sizes_at(view_size))
 
-    def enlarged(self, side: int, sampler: BatchSampler) -> "Batches":
-        """The same views of the same images, all of one side, in another order.
+    def shown_at(self, sizes: Sequence[int]) -> "Batches":
+        """The same views of these sides in pixels; all of them once more, if there are more sides.
 
-        Photographs are cropped anew from their files; small images are held once.
+        A photograph is decoded once for all; not from a cache, whose images may be too small.
         """
-        sizes = [side] * len(self.dataset.views)
-        return self._changed(shown_sizes=sizes, sampler=sampler, cache=None)
-
-    def shown_again(self, side: int) -> "Batches":
-        """The same views, and all of them once more, of one side, after them.
-
-        A photograph is decoded once for both; not from a cache, whose images may be too small.
-        """
-        return self._changed(shown_sizes=[*self.sizes, *[side] * len(self.sizes)], cache=None)
+        return self._changed(shown_sizes=sizes, cache=None)
 
     def _changed(self, **changes: Any) -> "Batches":
         return replace(self, dataset=replace(self.dataset, **changes))
 
-    def views(self, epoch: int, rows: np.ndarray) -> Views:
-        """The views of these images, in [0, 1]; unreadable ones are replaced as in training."""
-        if self.pixels is None:
-            return self._from_files(self.dataset.load(epoch, rows))[0]
-        return self._from_memory(self.pixels, [self._plan(epoch, rows)])[0]
-
-    def planned(self, plan: Sequence[Planned]) -> Iterator[Views]:
-        """The views of the images of each pair of an epoch and rows, in turn; see `views`."""
+    def planned(self, plan: Sequence[Planned]) -> Iterator[tuple[Views, np.ndarray]]:
+        """As `sampled`, of the images of each pair of an epoch and rows, in turn."""
         following = self._changed(sampler=PlannedBatchSampler(plan, self.sampler.seed))
-        return (views for views, _ in following.sampled(0, len(plan), slice(None)))
+        return following.sampled(0, len(plan), slice(None))
 
     def _sampled_from_memory(
         self, pixels: Tensor, start: int, stop: int, part: slice
     ) -> Iterator[tuple[Views, np.ndarray]]:
         """The views of several steps at a time; those of later ones are sampled one by one."""
-        plans = (
-            self._plan(self.sampler.epoch(step), self.sampler.rows(step)[part])
-            for step in range(start, stop)
-        )
+        plans = (self._plan(step, part) for step in range(start, stop))
         numbers = self.sampler.batch_size * self.images.num_channels * max(self.sizes) ** 2
         planned = list(islice(plans, max(1, min(self.steps_at_once, NUMBERS_AT_ONCE // numbers))))
         while planned:
@@ -320,10 +295,13 @@ class Batches:
                 planned.extend(islice(plans, 1))
                 yield views, rows
 
-    def _plan(self, epoch: int, rows: np.ndarray) -> Plan:
-        """These images or their substitutes, and the parameters of each of their views."""
-        shown = self._readable(epoch, rows)
-        return shown, self.dataset.sample(epoch, shown)
+    def _plan(self, step: int, part: slice) -> Plan:
+        """A part of a step's images or their substitutes, and the parameters of each view."""
+        epoch, rows = self.sampler.epoch(step), self.sampler.rows(step)[part]
+        if self.bad:
+            tried = (self.dataset.candidates(epoch, row) for row in rows.tolist())
+            rows = np.array([next(row for row in each if row not in self.bad) for each in tried])
+        return rows, self.dataset.sample(epoch, rows)
 
     def _from_memory(self, pixels: Tensor, plans: Sequence[Plan]) -> list[Views]:
         """The views of each plan, made together."""
@@ -337,13 +315,6 @@ class Batches:
         ]
         parts = (view.split(list(map(len, shown))) for view in made)
         return list(map(list, zip(*parts, strict=True)))
-
-    def _readable(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """These rows, those of unreadable images replaced by their substitutes."""
-        if not self.bad:
-            return rows
-        tried = (self.dataset.candidates(epoch, row) for row in rows.tolist())
-        return np.array([next(row for row in each if row not in self.bad) for each in tried])
 
     def _from_files(self, cropped: Crops) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""

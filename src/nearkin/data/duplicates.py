@@ -19,6 +19,7 @@ from nearkin.data.channels import preview
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images, digest
 from nearkin.data.index import by_range, indexed
+from nearkin.data.labels import grouped
 from nearkin.pace import ProgressCallback, ignore_progress
 
 DIGEST: Final = 32  # Bytes of a SHA-256
@@ -116,10 +117,8 @@ def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) 
 
 def exact_groups(known: Signatures) -> Groups:
     """Return for each image the first row with the same content."""
-    first: dict[bytes | int, int] = {}
     # An image that cannot be read has no digest and no duplicate.
-    keys = (own if any(own) else row for row, own in enumerate(known["digest"].tolist()))
-    return np.array([first.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
+    return grouped([own if any(own) else b"" for own in known["digest"].tolist()])
 
 
 def near_groups(known: Signatures, on_progress: ProgressCallback = ignore_progress) -> Groups:

@@ -160,15 +160,16 @@ class Either(Source):
 
     def read(self, row: int, limit: int | None = None) -> bytes | np.ndarray:
         """The image's bytes, or the first `limit` of them; or its pixels."""
-        source, own = self._place(row)
+        source, own = self.place(row)
         return source.read(own, limit)
 
     def region(self, row: int) -> Region | None:
         """Where an image lies in the one that it is cut from; None of a whole image."""
-        source, own = self._place(row)
+        source, own = self.place(row)
         return source.region(own)
 
-    def _place(self, row: int) -> tuple[Source, int]:
+    def place(self, row: int) -> tuple[Source, int]:
+        """The source that has an image, and its row there."""
         position = int(self.rows[row])
         if position < self.start:
             return self.first, position

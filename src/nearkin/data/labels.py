@@ -214,14 +214,13 @@ def numbered(
     return classes, np.array([number[label] for label in labels], np.int64)
 
 
-def grouped(names: Sequence[str]) -> Int64[np.ndarray, " images"]:
+def grouped(names: Sequence[str | bytes]) -> Int64[np.ndarray, " images"]:
     """Each image's group by name: the row of the group's first image, its own where it has none.
 
     >>> grouped(["ann", "", "bob", "ann"])
     array([0, 1, 2, 0])
     """
-    first: dict[str, int] = {}
-    rows = enumerate(names)
+    first, rows = dict[str | bytes, int](), enumerate(names)
     return np.array([first.setdefault(name, i) if name else i for i, name in rows], np.int64)
 
 

@@ -167,16 +167,13 @@ def found(names: Iterable[str]) -> str:
     return ", ".join(abridged(suffixes, 5))
 
 
-def renamed(listing: Listing) -> list[Note]:
-    """Note which names are spelled otherwise than in the data."""
+def notes_on(listing: Listing, others: Sequence[str]) -> list[Note]:
+    """Names that the data spell otherwise, the listing's notes, and files that are passed over."""
     changed = [name for name in listing.names if name in listing.renamed]
-    return noted("renamed", changed, "names, spelled with composed letters (NFC)")
-
-
-def left_out(names: Sequence[str]) -> list[Note]:
-    """Note the files that are passed over, with their suffixes."""
-    examples = sorted(names, key=lambda name: (is_hidden(name), in_bytes(name)))
-    return note_on("left out", examples, f"{count(len(names), 'file')} ({found(names)})")
+    renamed = noted("renamed", changed, "names, spelled with composed letters (NFC)")
+    examples = sorted(others, key=lambda name: (is_hidden(name), in_bytes(name)))
+    text = f"{count(len(others), 'file')} ({found(others)})"
+    return [*renamed, *listing.notes, *note_on("left out", examples, text)]
 
 
 def require_files(listing: Listing, where: object) -> Listing:

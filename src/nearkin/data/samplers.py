@@ -176,29 +176,6 @@ def _in_classes(sampler: TwoStreamBatchSampler, epoch: int) -> Int64[np.ndarray,
     return np.asarray(order[sampler.classes[order].argsort(kind="stable")])
 
 
-@dataclass(frozen=True)
-class SequentialBatchSampler:
-    """All images in their order, epoch by epoch; the last batch of an epoch may be smaller."""
-
-    num_images: int
-    batch_size: int
-    seed: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches, the last one included."""
-        return -(-self.num_images // self.batch_size)
-
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, that a step belongs to."""
-        return step // self.steps_per_epoch
-
-    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
-        """The images of one step."""
-        start = step % self.steps_per_epoch * self.batch_size
-        return np.arange(start, min(start + self.batch_size, self.num_images))
-
-
 Planned = tuple[int, Int64[np.ndarray, " _"]]
 """The epoch whose views a step sees, and its images."""
 
@@ -229,7 +206,5 @@ class PlannedBatchSampler:
         return self.plan[step][1]
 
 
-BatchSampler = (
-    RandomBatchSampler | TwoStreamBatchSampler | SequentialBatchSampler | PlannedBatchSampler
-)
+BatchSampler = RandomBatchSampler | TwoStreamBatchSampler | PlannedBatchSampler
 """Which images each step sees, and the epoch whose views: functions of the step alone."""

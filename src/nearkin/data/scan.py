@@ -41,7 +41,7 @@ from nearkin.data.images import (
     spread_rows,
 )
 from nearkin.data.index import Record, indexed
-from nearkin.data.listing import Listing, left_out, renamed
+from nearkin.data.listing import Listing, notes_on
 from nearkin.data.notes import note_on
 from nearkin.data.samples import masks
 from nearkin.errors import DataError
@@ -114,7 +114,7 @@ def scan(
         source=source,
         key=listing.key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
-        notes=(*renamed(listing), *listing.notes, *left_out(others), *masks(listing.names)),
+        notes=(*notes_on(listing, others), *masks(listing.names)),
     )
     return _of_one_pixel_type(images, headers[rows])
 

@@ -328,7 +328,7 @@ def second_view(
     size = images_at_once(encoder.image_size, device)
     pieces = np.array_split(np.arange(len(some)), range(size, len(some), size))
     views = batches.planned([(0, piece) for piece in pieces])
-    features = encode(encoder.backbone, (normalize(view) for (view,) in views))
+    features = encode(encoder.backbone, (normalize(view) for (view,), _ in views))
     own = np.setdiff1d(np.arange(len(some)), list(batches.bad))  # bad ones show another's view
     return embeddings_of(some.subset(own), features.numpy()[own], rows[own])
 

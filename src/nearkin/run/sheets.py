@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -155,11 +156,12 @@ def augmentation_sheet(batches: Batches, path: Path, side: int) -> Path:
     """
     rows = np.sort(batches.sampler.rows(0))[:EXAMPLES]
     originals = CenterCrops(batches.images.subset(rows), batches.sizes[0])
-    shown = batches.resized(side)
+    plan = [(epoch, rows) for epoch in range(EPOCHS)]
+    shown = replace(batches.resized(side), workers=0).planned(plan)
     columns = [from_zero_to_one(torch.cat(list(originals)))]
     headings = [["", "image"]]
-    for epoch in range(1, EPOCHS + 1):
-        for number, view in enumerate(shown.views(epoch - 1, rows), start=1):
+    for epoch, (views, _) in enumerate(shown, start=1):
+        for number, view in enumerate(views, start=1):
             columns.append(view.cpu())
             own = view.shape[-1]
             size = [f"({own} px)"] if own != batches.sizes[0] else []

@@ -26,7 +26,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import Batches, BatchLoader
 from nearkin.data.channels import Channels
 from nearkin.data.images import Images
-from nearkin.data.samplers import BatchSampler, SequentialBatchSampler
+from nearkin.data.samplers import BatchSampler
 from nearkin.data.views import input_statistics, normalize
 from nearkin.distributed import all_reduce_max, free_memory, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, weight_bytes, write_encoder
@@ -150,9 +150,9 @@ class LiveTeacher:
 
     def load(self, start: int, stop: int) -> Generator[Batch, None, None]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        count, side = len(self.batches.sizes), self.teacher.image_size
-        same = all(size == side for size in self.batches.sizes)
-        batches = self.batches if same else self.batches.shown_again(side)
+        own, count = [*self.batches.sizes], len(self.batches.sizes)
+        larger = [self.teacher.image_size] * count
+        batches = self.batches if own == larger else self.batches.shown_at(own + larger)
         channels = batches.images.channels
         for batch in batches.load(start, stop):
             seen = batch.views[-count:]
@@ -309,21 +309,19 @@ def compute(
 
     Images that cannot be read have features that are no numbers.
     """
-    size = images_at_once(teacher.image_size, batches.device)  # divides the size of a file
-    sampler = SequentialBatchSampler(len(batches.images), size, batches.sampler.seed)
-    views, channels = batches.enlarged(teacher.image_size, sampler), batches.images.channels
+    size = images_at_once(teacher.image_size, batches.device)
+    large = batches.shown_at([teacher.image_size] * len(batches.dataset.views))
+    channels = batches.images.channels
     done, total = 0, sum(file.shape[0] for file in files)
     for file in files:
         features = np.full(file.shape, np.nan, HALF)
-        start = file.epoch * sampler.steps_per_epoch + file.first // size
-        stop = start + -(-len(features) // size)
-        expected = np.arange(file.first, file.first + len(features))
-        for number, (pixels, rows) in enumerate(views.sampled(start, stop, slice(None))):
+        expected = np.split(np.arange(len(features)), range(size, len(features), size))
+        plan = [(file.epoch, file.first + places) for places in expected]
+        for places, (pixels, rows) in zip(expected, large.planned(plan), strict=True):
             on_progress(done, total, f"teacher's features of views, epoch {file.epoch + 1}")
-            chunk = slice(number * size, number * size + len(rows))
             of_views = [_features(teacher, normalize(view), channels) for view in pixels]
-            readable = rows == expected[chunk]
-            features[chunk][readable] = (
+            readable = rows == file.first + places
+            features[places[readable]] = (
                 torch.stack(of_views, dim=1).cpu().numpy()[readable].astype(HALF)
             )
             done += len(rows)
