@@ -28,7 +28,7 @@ from nearkin.data.folders import MARKER
 from nearkin.data.remote import is_url
 from nearkin.errors import CheckpointError, OutputError, UsageError, redacted
 from nearkin.extensions import absolute
-from nearkin.files import check_new, replace_text, usable, writing
+from nearkin.files import check_writable, replace_text, usable, writing
 from nearkin.places import exists, user_path
 from nearkin.schema import suggestion
 from nearkin.text import json_text
@@ -323,16 +323,25 @@ def _written(run: RunFolder) -> set[Path]:
 def check_target(
     path: Path, *, overwrite: bool, reads: Iterable[Any] = (), is_file: bool = True
 ) -> None:
-    """Refuse an output before anything is computed: a file of a run, and see `check_new`.
+    """Refuse an output before anything is computed: what is read, or there and not to be replaced.
 
-    Only the table for Embedding Atlas is replaced: it is `nearkin export` that writes it.
+    A file of a run is never replaced, but for the table for Embedding Atlas: it is `nearkin
+    export` that writes it. Those of `reads` count that are paths. The output's folder may be
+    missing: `creating` makes it.
     """
     entry = path.parent.resolve() / path.name  # which is replaced, even if it is a link
     for run in map(RunFolder, entry.parents):
         is_run = run.config.exists() and run.data.exists()  # others may have one of the two
         if is_run and entry in _written(run) - {run.atlas}:
             raise UsageError(f"{path} is a file of the run {run.path}; choose another -o")
-    check_new(path, overwrite=overwrite, reads=reads, is_file=is_file)
+    named = [user_path(Path(read)) for read in reads if isinstance(read, str | os.PathLike)]
+    if path.resolve() in [read.resolve() for read in named]:
+        raise UsageError(f"this would replace {path}, which is read; choose another -o")
+    if is_file and path.is_dir():
+        raise OutputError(f"{path} is a folder; give the name of a file as -o")
+    if not overwrite and os.path.lexists(path):
+        raise OutputError(f"{path} exists; choose another -o, or replace it with --overwrite")
+    check_writable(path)
 
 
 def run_folder(
