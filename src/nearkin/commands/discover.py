@@ -109,22 +109,16 @@ def _fitted(
     run: OpenRun[DiscoverConfig], dataset: DiscoveryData, encoder: Encoder | None
 ) -> DiscoverConfig:
     """Return the settings with what depends on the images decided, or refuse these."""
-    config = _with_left(run.config, dataset, run.log)
+    config, left = run.config, dataset.accepted.num_left
+    if config.classes == "auto" and left is not None:
+        run.log.info(f"           {left} novel classes are left; take another with --classes N")
+        config = replace(config, classes=left)
     check_sizes(dataset, config)
     if encoder:
         encoder.preprocessing.applied(dataset.images)
     config = with_encoder(config, dataset.images, run.log.info)
     check_trained_layers(dataset, config, run.device)
     return config
-
-
-def _with_left(config: DiscoverConfig, dataset: DiscoveryData, log: Reporter) -> DiscoverConfig:
-    """Take the number of novel classes that an accepted discovery leaves, where none is named."""
-    left = dataset.accepted.num_left
-    if config.classes != "auto" or left is None:
-        return config
-    log.info(f"           {left} novel classes are left; take another with --classes N")
-    return replace(config, classes=left)
 
 
 def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Run:
