@@ -32,7 +32,7 @@ from nearkin.files import check_writable, replace_text, usable, writing
 from nearkin.places import exists, user_path
 from nearkin.schema import suggestion
 from nearkin.text import json_text
-from nearkin.toml import load_toml, read_toml, stored_time, to_toml
+from nearkin.toml import PLANNED_FOR, load_toml, read_toml, to_toml
 
 STAGES = "stages"
 KINDS: Final[Mapping[str, type[Config]]] = {
@@ -109,7 +109,7 @@ class RunFolder:
     def kind(self) -> str:
         """One of `KINDS`; or UsageError."""
         self.check_is_run()
-        verb = load_toml(self.config, "the configuration").get("kind")
+        verb = load_toml(self.config).get("kind")
         kinds = [kind for kind, settings in KINDS.items() if settings.verb == verb]
         if not kinds:
             raise UsageError(f"{self.config} names no kind of run; it is not what a run wrote")
@@ -202,8 +202,8 @@ class RunFolder:
 
     @property
     def planned_for(self) -> Duration:
-        """The time that the stored number of epochs was planned for; '' for none."""
-        return stored_time(self.config) if self.config.exists() else ""
+        """The `--max-time` that the stored number of epochs was planned for; '' for none."""
+        return str(load_toml(self.config).get(PLANNED_FOR, "")) if self.config.exists() else ""
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Store the final metrics."""
@@ -382,7 +382,7 @@ def _newest(first: Path, data: Any) -> RunFolder | None:
     for _, path in sorted(numbered.items(), reverse=True):
         run = RunFolder(path)
         with suppress(CheckpointError, UsageError):  # files of a run that cannot be read
-            named = load_toml(run.config, "the configuration").get("data")
+            named = load_toml(run.config).get("data")
             if named == data_name(data) and shares_images(run, data):
                 return run
     return None
