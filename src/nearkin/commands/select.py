@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int
 from typing_extensions import override
 
 from nearkin.choices import Rule
@@ -42,6 +42,8 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Count
 from nearkin.text import as_text
+SCORED: Final = ("val", "test")  # Parts whose labels would teach nothing
+
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,7 +132,7 @@ def select(
     names = () if images is None else images.names
     pool_of = partial(_pool, num, stored=[*assigned, *names], labeled=learned)
     if source and images is not None and vectors is None:
-        held_out = _is_scored(images.splits) | held_out_by(source, images)
+        held_out = np.isin(images.splits, SCORED) | held_out_by(source, images)
         pool_of(map(as_text, images.names), held_out)
     config = EmbedConfig(
         image_size=image_size,
@@ -199,18 +201,13 @@ def _pool(
     return rows, names, has_label
 
 
-def _is_scored(splits: Shaped[np.ndarray, " images"]) -> Bool[np.ndarray, " images"]:
-    """Whether images are of a part to score."""
-    return np.isin(splits, ("val", "test"))
-
-
 def _held_out(opened: Vectors, images: Images | None, log: Reporter) -> Bool[np.ndarray, " table"]:
     """Whether each row of a table is of a part to score, or is held out by the encoder's run.
 
     That is known by the contents of images, or by their names where there are only features.
     """
     table = opened.table
-    held = _is_scored(splits_of(table.texts("split"), str(table.path)))
+    held = np.isin(splits_of(table.texts("split"), str(table.path)), SCORED)
     has_run = opened.source and not opened.is_of_run and runs_of(opened.source)
     if images is not None:
         rows = opened.image_rows(images, log)
