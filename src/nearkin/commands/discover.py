@@ -31,7 +31,7 @@ from nearkin.run.opening import (
     self_contained,
 )
 from nearkin.run.options import checked_options
-from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.run.reporter import Reporter
 from nearkin.schema import option, suggestion
 from nearkin.training.session import run_worker
 
@@ -79,9 +79,7 @@ def discover(
     if not (resume and folder.config.exists()):  # else its encoder's run may be another by now
         config = replace(config, val=held_share(data, config))
     check_copies(folder, config.copy_to, data, resume=resume)
-    with open_run(
-        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
-    ) as run:
+    with open_run(folder, config, data, verbose, resume=resume, overwrite=overwrite) as run:
         config, log = run.config, run.log
         resumed = folder if resume else None
         dataset = open_discovery_data(data, config, log.progress, folder, resumed)

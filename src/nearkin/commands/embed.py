@@ -168,9 +168,7 @@ def embed_run(
         backbone = backbone or encoder.backbone.body
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
     frozen = loaded(source, config, backbone)
-    with open_run(
-        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
-    ) as run:
+    with open_run(folder, config, data, verbose, resume=resume, overwrite=overwrite) as run:
         for line in frozen.lines():
             run.log.info(line)
         split = open_logged(folder, data, run.config, run.log, resume=resume)
