@@ -436,7 +436,6 @@ def embed_files(
     engine: Engine = "local",
     resume: bool = False,
     overwrite: bool = False,
-    backbone: nn.Module | None = None,
     typed: Sequence[str] = (),
     verbose: bool | Reporter = True,
 ) -> Run | Embeddings | ShardsWritten:
@@ -460,12 +459,11 @@ def embed_files(
         engine: ray: let the actors of a Ray cluster make the shards.
         resume: Continue the run that is in the folder.
         overwrite: Replace the run that is in the folder, or the file.
-        backbone: The encoder's network, if it was given one from Python; untrained.
         typed: Names of the settings that are typed, and not from a file.
         verbose: Whether to show progress, or what receives it.
     """
     config = config or EmbedConfig()
-    how: dict[str, Any] = {"backbone": backbone, "verbose": verbose}
+    how: dict[str, Any] = {"verbose": verbose}
     if makes_shards(output, shard_size, shard, engine):
         if output is None:
             raise UsageError(
