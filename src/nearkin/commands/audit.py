@@ -204,7 +204,6 @@ def _of_vectors(
 
 
 def _write_split(path: Path, found: Audit) -> None:
-    """Write the repaired split as a table of images."""
     images, embeddings = found.audited.images, found.audited.embeddings
     names = embeddings.paths if images is None else places(images)
     groups = map(as_text, replace(embeddings, groups=found.groups).named_groups)

@@ -197,7 +197,6 @@ def _extraction(
 def _trained(
     run: OpenRun[ClassifyConfig], encoder: Encoder, features: torch.Tensor, dataset: LabeledData
 ) -> Trained:
-    """Train what the settings name."""
     if run.config.train_layers == "linear":
         return train_linear(encoder, features, dataset, run.config.seed)
     if run.config.train_layers == "attentive":

@@ -105,7 +105,6 @@ class DuplicateTable(Result):
 
     @override
     def lines(self) -> list[str]:
-        """Lines of text."""
         dropped = self.dropped
         kinds = Counter(each.why for each in dropped)
         which = ", ".join(f"{why}: {number}" for why, number in kinds.most_common())

@@ -136,7 +136,6 @@ def _write_map(
     *,
     overwrite: bool,
 ) -> Path:
-    """Write a page with the map of features."""
     if data is None or output is None:
         raise UsageError("of features, give their images, too, and the page as -o")
     images, path = open_images(data), Path(output)

@@ -63,7 +63,6 @@ class Export(Result):
 
     @override
     def lines(self) -> list[str]:
-        """Return lines on the comparison, and where it is."""
         return [*(f"check  {line}" for line in self.checks), f"{self.what}: {self.path}"]
 
 
