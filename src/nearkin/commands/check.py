@@ -137,7 +137,6 @@ def _summary(classes: dict[str, int]) -> str:
 
 
 @command
-@resource_errors()
 def check(
     data: Any,
     *,

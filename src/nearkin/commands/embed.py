@@ -50,7 +50,6 @@ from nearkin.pace import Pace, under
 from nearkin.report.pages import write_page
 from nearkin.run.auto import augment_for
 from nearkin.run.data import computed_with, hold_out, note_data, note_undecodable, open_logged
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target, clear, data_name, run_folder
 from nearkin.run.opening import (
     OpenRun,
@@ -308,8 +307,7 @@ def _features(
 def _unit_features(
     config: EmbedConfig, encoder: Encoder, images: Images, log: Reporter
 ) -> Embeddings:
-    with resource_errors():
-        embeddings = features_of(config, encoder, images, choose_device(config.device), log)
+    embeddings = features_of(config, encoder, images, choose_device(config.device), log)
     bad = images.reasons | {**embeddings.bad}
     return replace(embeddings.normalized(), bad=dict(sorted(bad.items())), encoder=encoder.digest)
 

@@ -37,13 +37,12 @@ from nearkin.result import Result
 from nearkin.result import Row as Record
 from nearkin.run.data import held_out_by, runs_of, stored_split
 from nearkin.run.edits import Row, read_edited
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Count
 from nearkin.text import as_text
-SCORED: Final = ("val", "test")  # Parts whose labels would teach nothing
 
+SCORED: Final = ("val", "test")  # Parts whose labels would teach nothing
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,8 +140,7 @@ def select(
         device=device,
         workers=workers,
     )
-    opening = open_vectors(encoder, data, vectors, config, log)
-    with resource_errors(), opening as opened:
+    with open_vectors(encoder, data, vectors, config, log) as opened:
         paths = opened.table.texts("path")
         if labels and images is None:
             learned |= _labeled(*labels, {*paths, *assigned}, None, log)
