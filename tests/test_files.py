@@ -12,7 +12,6 @@ import pytest
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.files import (
     SEAL_SIZE,
-    check_new,
     check_unpacked,
     read_arrays,
     read_sealed,
@@ -23,6 +22,7 @@ from nearkin.files import (
     write_whole,
     writing,
 )
+from nearkin.run.folder import check_target
 
 
 def test_a_sealed_file_is_given_back_whole_or_not_at_all(tmp_path):
@@ -86,13 +86,13 @@ def test_a_file_is_there_whole_or_as_it_was_and_nothing_else_is_left(tmp_path, m
         write(b"half", OSError("full"))
     assert path.read_bytes() == b"newer"
     with pytest.raises(OutputError, match="exists"):
-        check_new(path, overwrite=False)
-    check_new(path, overwrite=True)
-    check_new(tmp_path / "other", overwrite=False)
+        check_target(path, overwrite=False)
+    check_target(path, overwrite=True)
+    check_target(tmp_path / "other", overwrite=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     for read in (path, str(path), "~/file"):
         with pytest.raises(UsageError, match="file, which is read; choose another output"):
-            check_new(path, overwrite=True, reads=["~/other", read])
+            check_target(path, overwrite=True, reads=["~/other", read])
     (tmp_path / ".file.partial.7").write_bytes(b"of a killed process")
     (tmp_path / "file.partial").write_bytes(b"of somebody")
     remove_partial(tmp_path)

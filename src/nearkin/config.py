@@ -219,7 +219,6 @@ class TrainConfig(RunConfig):
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be carried out, before anything is read."""
         super().__post_init__()
         if self.lr_milestones and self.cosine_end:
             raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
@@ -299,7 +298,6 @@ class DiscoverConfig(RunConfig):
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be carried out, before anything is read."""
         super().__post_init__()
         part = self.train_layers.removesuffix(",top")
         _check_layers(self.train_layers if part == "top" else part, ("top",))
@@ -342,7 +340,6 @@ class ClassifyConfig(RunConfig):
     exclusive: ClassVar[Sequence[tuple[str, str]]] = (("labels", "labeled"),)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be carried out, before anything is read."""
         super().__post_init__()
         _check_layers(self.train_layers, ("linear", "attentive"))
 

@@ -5,14 +5,13 @@ import errno
 import hashlib
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
 from uuid import uuid4
 
-from nearkin.errors import CheckpointError, OutputError, UsageError
-from nearkin.places import user_path
+from nearkin.errors import CheckpointError, OutputError
 
 NOT_SYNCED: Final = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
 """Of folders, of which some file systems keep no account."""
@@ -76,23 +75,6 @@ def creating(path: Path) -> Iterator[None]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
-
-
-def check_new(
-    path: Path, *, overwrite: bool, reads: Iterable[Any] = (), is_file: bool = True
-) -> None:
-    """Refuse to replace a file or a folder unasked, and ever one of `reads`, if these are paths.
-
-    The folder that it is to be in may be missing: `creating` makes it.
-    """
-    named = [user_path(Path(read)) for read in reads if isinstance(read, str | os.PathLike)]
-    if path.resolve() in [read.resolve() for read in named]:
-        raise UsageError(f"this would replace {path}, which is read; choose another -o")
-    if is_file and path.is_dir():
-        raise OutputError(f"{path} is a folder; give the name of a file as -o")
-    if not overwrite and os.path.lexists(path):
-        raise OutputError(f"{path} exists; choose another -o, or replace it with --overwrite")
-    check_writable(path)
 
 
 def check_writable(path: Path) -> None:

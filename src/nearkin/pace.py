@@ -53,33 +53,30 @@ class Pace:
     Args:
         total: How many steps there are.
         images: Images per step.
-        clock: Returns seconds.
     """
 
-    def __init__(
-        self, total: int, images: int = 1, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.total, self.images, self.clock = total, images, clock
-        self._began = clock()
+    def __init__(self, total: int, images: int = 1) -> None:
+        self.total, self.images = total, images
+        self._began = time.perf_counter()
         self._paused = 0.0
         self._newest = 0.0, 0
         self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
 
     def reach(self, done: int) -> list[str]:
         """Record the number of steps done; return texts on the speed and the time so far."""
-        self._newest = self.clock() - self._paused, done
+        self._newest = time.perf_counter() - self._paused, done
         if not self._marks or self._newest[0] - self._marks[-1][0] >= 1:
             self._marks.append(self._newest)
-        return [*self.speed, f"{span(self.clock() - self._began)} so far"]
+        return [*self.speed, f"{span(time.perf_counter() - self._began)} so far"]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the time of a `with` block out of the speed."""
-        before = self.clock()
+        before = time.perf_counter()
         try:
             yield
         finally:
-            self._paused += self.clock() - before
+            self._paused += time.perf_counter() - before
 
     @property
     def speed(self) -> list[str]:

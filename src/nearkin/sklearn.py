@@ -373,6 +373,5 @@ def _opened(estimator: Any, X: Any, *, fitting: bool) -> Images:
 
 
 def _refuse(X: Any, bad: Mapping[str, str]) -> None:
-    """Refuse images of which some cannot be read."""
     for name, reason in bad.items():
         raise ValueError(f"cannot read {list(X)[int(name)]}: {reason}; leave it out")

@@ -29,7 +29,7 @@ def toml_value(value: Value | Sequence[Value]) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def load_toml(path: Path, what: str) -> dict[str, Any]:
+def load_toml(path: Path, what: str = "the configuration") -> dict[str, Any]:
     """The content of a file, which a message calls `what`."""
     try:
         with path.open("rb") as file:
@@ -74,7 +74,7 @@ def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
 
     A file without a format is of the newest one, without a kind of this: people leave them out.
     """
-    settings = load_toml(path, "the configuration")
+    settings = load_toml(path)
     try:
         check_format(settings.pop("format", FORMATS[-1]), FORMATS)
         settings.pop(PLANNED_FOR, None)
@@ -95,11 +95,6 @@ def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
     return settings
 
 
-def stored_time(path: Path) -> Duration:
-    """The `--max-time` that the number of epochs in a file was planned for; '' for none."""
-    return str(load_toml(path, "the configuration").get(PLANNED_FOR, ""))
-
-
 def to_toml(config: RunConfig, data: str, planned_for: Duration = "") -> str:
     """A file that repeats the run, by `--config config.toml`; its length need not be the same.
 
@@ -116,11 +111,6 @@ def to_toml(config: RunConfig, data: str, planned_for: Duration = "") -> str:
     for title, table in [*options, *(("[[views]]", view) for view in views)]:
         lines += ["", title, *(f"{name} = {toml_value(value)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
-
-
-def _same_time(mine: Duration, theirs: Duration) -> bool:
-    """Whether `--max-time` is that of a run, or left out."""
-    return not mine or (theirs != "none" and seconds(mine) == seconds(theirs))
 
 
 def _by_name(config: RunConfig) -> dict[str, Any]:
@@ -149,7 +139,8 @@ def continued(requested: Settings, stored: Settings, planned_for: Duration = "")
         theirs = settings.get(name)
         if name == "max_time":
             theirs = theirs or planned_for or "none"
-            mine = theirs if _same_time(mine, theirs) else mine
+            if not mine or (theirs != "none" and seconds(mine) == seconds(theirs)):
+                continue
         if mine == "auto" or (name == "copy_to" and not mine):
             continue
         if name in FREE:

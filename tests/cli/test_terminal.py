@@ -14,6 +14,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import builders
 import kills
@@ -235,17 +236,10 @@ def test_a_line_fits_into_any_width_and_keeps_what_comes_first():
         assert written.startswith(" 73% ")
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_only_the_last_steps_made_now_and_no_pauses_count_for_speed():
-    clock = Clock()
-    pace = Pace(1000, images=8, clock=clock)
+def test_only_the_last_steps_made_now_and_no_pauses_count_for_speed(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("nearkin.pace.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    pace = Pace(1000, images=8)
     clock.now = 30.0  # the first step warms up
     assert pace.reach(901) == ["0:30 so far"]  # 900 were made by an earlier start
     for done in range(902, 911):
@@ -256,8 +250,7 @@ def test_only_the_last_steps_made_now_and_no_pauses_count_for_speed():
     assert texts == ["3:00 left", "4.0 img/s", "14:08 so far"]
     clock.now += 2.0
     assert pace.reach(911)[:2] == ["2:58 left", "4.0 img/s"]
-    clock = Clock()
-    pace = Pace(10_000, clock=clock)
+    pace = Pace(10_000)
     for done in range(1, 101):
         clock.now += 10.0
         pace.reach(done)

@@ -163,7 +163,7 @@ def test_a_folder_or_log_that_cannot_be_written_is_refused_before_the_data_are_o
 # One folder, one run
 
 STARTS = 50
-opened = partial(open_run, config=TrainConfig(), data="data", overwrite=False)
+opened = partial(open_run, config=TrainConfig(), data="data", verbose=False, overwrite=False)
 
 
 def start(folder, number, ready, go):

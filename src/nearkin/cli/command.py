@@ -143,7 +143,6 @@ def _plain(result: Any) -> Any:
 
 
 def _lines(result: Any) -> list[str]:
-    """A result as lines."""
     if isinstance(result, list):
         return [line for each in result for line in _lines(each)]
     if isinstance(result, dict):

@@ -62,7 +62,6 @@ def parameters_of(function: Callable[..., Any], *, everything: bool) -> list[Arg
 def _own(
     function: Callable[..., Any], kind: type[RunConfig] | None, everything: bool
 ) -> Iterator[Argument]:
-    """The parameters that a function declares."""
     hints, docs = types_of(function), parameter_docs(function)
     for each in signature(function).parameters.values():
         name, default = each.name, each.default

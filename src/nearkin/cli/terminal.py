@@ -56,7 +56,6 @@ class Quiet(Silent):
 
     @override
     def info(self, text: str) -> None:
-        """Print a line that is one."""
         if text.startswith(KEPT):
             say(text)
 

@@ -22,6 +22,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.extensions import forget_edited
 from nearkin.methods import method_name
 from nearkin.places import user_path
+from nearkin.run.failures import resource_errors
 from nearkin.run.opening import TAKEN
 from nearkin.schema import Auto, check_value, option, types_of
 
@@ -45,7 +46,8 @@ def command(function: Callable[Parameters, Returned]) -> Callable[Parameters, Re
     Numbers are within their limits, choices among those that there are, and objects of their
     class. A leading `~` of a path is the home folder; where several are asked for, one alone is a
     list of one. Arguments of type `Any` are as given. Python files that were edited since the last
-    command are read again. What the caller has set in torch has no effect.
+    command are read again. What the caller has set in torch has no effect. Want of memory or disk
+    is an error with advice; see `resource_errors`.
     """
     signature = inspect.signature(function)
 
@@ -61,7 +63,7 @@ def command(function: Callable[Parameters, Returned]) -> Callable[Parameters, Re
         for name, kind in types_of(function).items():
             if name in given.arguments and kind is not Any:
                 given.arguments[name] = _argument(name, given.arguments[name], kind)
-        with torch_defaults():
+        with torch_defaults(), resource_errors():
             return function(*given.args, **given.kwargs)
 
     return checked

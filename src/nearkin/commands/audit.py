@@ -32,7 +32,6 @@ from nearkin.report.page.html import render
 from nearkin.report.page.map import ImageMap
 from nearkin.report.pages import with_thumbnails
 from nearkin.run.data import trained_on
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.text import as_text
@@ -101,40 +100,35 @@ def audit(
     for path, suffix in ((output, ".csv"), (page, ".html")):
         check_output(path, suffix, overwrite=overwrite, reads=[*sets, encoder, labels])
     log, where, number = reporter_of(verbose), choose_device(device), processes(workers)
-    with resource_errors():
-        if encoder is None:
-            of_images_only = {
-                "labels": labels != "auto",
-                "image_size": image_size != "auto",
-                "allow_partial": allow_partial,
-            }
-            refuse(STORED, **of_images_only)
-            _check_places(sets, output)
-            audited, ignored = _of_vectors(sets, output, split, ignore, log)
-        else:
-            loaded = load(
-                name_of(encoder),
-                image_size=image_size,
-                allow_partial=allow_partial,
-                trust_remote_code=trust_remote_code,
-            )
-            images, ignored = open_parts(sets, split, ignore, labels, log)
-            _check_places(sets, output, images)
-            audited = of_images(images, loaded, where, number, log)
-            assert audited.images is not None
-            seen = trained_on(name_of(encoder), audited.images)
-            if seen is not None:
-                audited = replace(audited, num_seen=int(seen[audited.is_test].sum()))
-            ignored = ignored[audited.embeddings.rows]
-        found = examine(
-            audited,
-            ignore,
-            ignored,
-            precision=precision,
-            seed=seed,
-            device=where,
-            on_progress=log.progress,
+    if encoder is None:
+        sized = image_size != "auto"
+        refuse(STORED, labels=labels != "auto", image_size=sized, allow_partial=allow_partial)
+        _check_places(sets, output)
+        audited, ignored = _of_vectors(sets, output, split, ignore, log)
+    else:
+        loaded = load(
+            name_of(encoder),
+            image_size=image_size,
+            allow_partial=allow_partial,
+            trust_remote_code=trust_remote_code,
         )
+        images, ignored = open_parts(sets, split, ignore, labels, log)
+        _check_places(sets, output, images)
+        audited = of_images(images, loaded, where, number, log)
+        assert audited.images is not None
+        seen = trained_on(name_of(encoder), audited.images)
+        if seen is not None:
+            audited = replace(audited, num_seen=int(seen[audited.is_test].sum()))
+        ignored = ignored[audited.embeddings.rows]
+    found = examine(
+        audited,
+        ignore,
+        ignored,
+        precision=precision,
+        seed=seed,
+        device=where,
+        on_progress=log.progress,
+    )
     if output is not None:
         _write_split(Path(output), found)
     if page is not None:
@@ -204,7 +198,6 @@ def _of_vectors(
 
 
 def _write_split(path: Path, found: Audit) -> None:
-    """Write the repaired split as a table of images."""
     images, embeddings = found.audited.images, found.audited.embeddings
     names = embeddings.paths if images is None else places(images)
     groups = map(as_text, replace(embeddings, groups=found.groups).named_groups)

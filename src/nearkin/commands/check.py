@@ -45,7 +45,6 @@ class Cost:
     megabytes: float  # Of disk
 
     def __str__(self) -> str:
-        """Return it in words."""
         minutes = max(1, round(self.hours * 60))
         time = f"{self.hours:.1f} hours" if self.hours >= 1 else f"{minutes} min"
         return f"about {time}, {self.megabytes:.0f} MB of disk"
@@ -138,7 +137,6 @@ def _summary(classes: dict[str, int]) -> str:
 
 
 @command
-@resource_errors()
 def check(
     data: Any,
     *,

@@ -35,7 +35,7 @@ from nearkin.run.auto import check_batch
 from nearkin.run.data import held_share, note_labels, note_undecodable
 from nearkin.run.folder import clear, data_name, run_folder
 from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run, self_contained
-from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.run.reporter import Reporter
 from nearkin.training.start import write_start
 
 
@@ -82,9 +82,7 @@ def classify(
     if not (resume and folder.config.exists()):  # else its encoder's run may be another by now
         config = replace(config, val=held_share(data, config))
     check_copies(folder, config.copy_to, data, resume=resume)
-    with open_run(
-        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
-    ) as run:
+    with open_run(folder, config, data, verbose, resume=resume, overwrite=overwrite) as run:
         config, log = run.config, run.log
         for line in start.lines():
             log.info(line)
@@ -199,7 +197,6 @@ def _extraction(
 def _trained(
     run: OpenRun[ClassifyConfig], encoder: Encoder, features: torch.Tensor, dataset: LabeledData
 ) -> Trained:
-    """Train what the settings name."""
     if run.config.train_layers == "linear":
         return train_linear(encoder, features, dataset, run.config.seed)
     if run.config.train_layers == "attentive":

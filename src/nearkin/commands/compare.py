@@ -30,7 +30,6 @@ from nearkin.report.comparison import (
     short_names,
     side_by_side,
 )
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 
@@ -97,20 +96,19 @@ def rank(
         log.info(line)
     augment = str(usual_augment(images, size))  # as a training on them would choose it
     where, values, dims = choose_device(device), dict[str, dict[str, float]](), set[int]()
-    with resource_errors():
-        for name, run in zip(short_names(finished), finished, strict=True):
-            encoder = load(run.folder.path, backbone=backbone, trust_remote_code=trust_remote_code)
-            dims.add(encoder.num_features)
-            metrics = label_free(
-                encoder,
-                images,
-                seed=0,
-                workers=processes(workers),
-                augment=augment,
-                device=where,
-                on_progress=under(name, log.progress),
-            )
-            values[name] = {name: metric.value for name, metric in metrics.items()}
+    for name, run in zip(short_names(finished), finished, strict=True):
+        encoder = load(run.folder.path, backbone=backbone, trust_remote_code=trust_remote_code)
+        dims.add(encoder.num_features)
+        metrics = label_free(
+            encoder,
+            images,
+            seed=0,
+            workers=processes(workers),
+            augment=augment,
+            device=where,
+            on_progress=under(name, log.progress),
+        )
+        values[name] = {name: metric.value for name, metric in metrics.items()}
     protocol = (
         f"features of the backbone, {min(len(images), GEOMETRY_IMAGES)} of {len(images)} images, "
         f"trained on or not, and views of them by {augment}"

@@ -7,7 +7,6 @@ from nearkin.commands.arguments import PathLike, command
 from nearkin.commands.discover import discover
 from nearkin.commands.run import Run
 from nearkin.commands.train import train
-from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.run.reporter import Reporter, reporter_of
 
 
@@ -36,17 +35,10 @@ def demo(
     """
     log, folder = reporter_of(verbose), Path(output)
     how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "verbose": log}
-    settings = TrainConfig(method="simclr", epochs=90, val=0.2, options={"temperature": 0.2})
     log.info("1/2 train: digits, without labels")
-    trained = train("digits", settings, output=folder / "train", **how)
+    trained = train("digits", output=folder / "train", epochs=90, val=0.2, temperature=0.2, **how)
     log.info("2/2 discover: labels for 0 to 4 only")
-    config = DiscoverConfig(
-        known=tuple("01234"),
-        truth="data",
-        classes=5,
-        encoder=str(trained.path),
-        epochs=30,
-    )
-    discovered = discover("digits", config, output=folder / "discover", **how)
+    how |= {"known": tuple("01234"), "truth": "data", "classes": 5, "epochs": 30}
+    discovered = discover("digits", encoder=trained, output=folder / "discover", **how)
     log.info("next   nearkin train YOUR_IMAGES")
     return [trained, discovered]

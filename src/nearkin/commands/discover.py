@@ -31,7 +31,7 @@ from nearkin.run.opening import (
     self_contained,
 )
 from nearkin.run.options import checked_options
-from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.run.reporter import Reporter
 from nearkin.schema import option, suggestion
 from nearkin.training.session import run_worker
 
@@ -79,9 +79,7 @@ def discover(
     if not (resume and folder.config.exists()):  # else its encoder's run may be another by now
         config = replace(config, val=held_share(data, config))
     check_copies(folder, config.copy_to, data, resume=resume)
-    with open_run(
-        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
-    ) as run:
+    with open_run(folder, config, data, verbose, resume=resume, overwrite=overwrite) as run:
         config, log = run.config, run.log
         resumed = folder if resume else None
         dataset = open_discovery_data(data, config, log.progress, folder, resumed)
@@ -109,22 +107,16 @@ def _fitted(
     run: OpenRun[DiscoverConfig], dataset: DiscoveryData, encoder: Encoder | None
 ) -> DiscoverConfig:
     """Return the settings with what depends on the images decided, or refuse these."""
-    config = _with_left(run.config, dataset, run.log)
+    config, left = run.config, dataset.accepted.num_left
+    if config.classes == "auto" and left is not None:
+        run.log.info(f"           {left} novel classes are left; take another with --classes N")
+        config = replace(config, classes=left)
     check_sizes(dataset, config)
     if encoder:
         encoder.preprocessing.applied(dataset.images)
     config = with_encoder(config, dataset.images, run.log.info)
     check_trained_layers(dataset, config, run.device)
     return config
-
-
-def _with_left(config: DiscoverConfig, dataset: DiscoveryData, log: Reporter) -> DiscoverConfig:
-    """Take the number of novel classes that an accepted discovery leaves, where none is named."""
-    left = dataset.accepted.num_left
-    if config.classes != "auto" or left is None:
-        return config
-    log.info(f"           {left} novel classes are left; take another with --classes N")
-    return replace(config, classes=left)
 
 
 def _helped(data: Any, config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Run:

@@ -47,12 +47,10 @@ class Diagnosis(Result):
 
     @override
     def to_dict(self) -> Mapping[str, str]:
-        """All findings by name."""
         return self.found
 
     @override
     def lines(self) -> list[str]:
-        """A line per finding."""
         return aligned([*self.found.items()])
 
 
@@ -90,7 +88,6 @@ def doctor(
 
 
 def _machine(name: str) -> dict[str, str]:
-    """Versions, device, precision and threads."""
     device = choose_device(name)
     packages = ("torch", "torchvision", "timm", "numpy", "Pillow", "scikit-learn")
     threads = count(torch.get_num_threads(), "thread")
@@ -107,7 +104,6 @@ def _machine(name: str) -> dict[str, str]:
 def _replay(
     folder: RunFolder, data: Any, backbone: nn.Module | None, trust: bool, device: str
 ) -> dict[str, str]:
-    """Repeat the step at which a run diverged."""
     config, _ = folder.settings()
     data = source_of(folder, data, trust, **vars(config))
     config = replace(config, trust_remote_code=trust)

@@ -51,7 +51,6 @@ from nearkin.report.page.html import render
 from nearkin.report.pages import with_thumbnails
 from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination, copy_to, file_names
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import data_name
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.text import aligned, as_text
@@ -105,7 +104,6 @@ class DuplicateTable(Result):
 
     @override
     def lines(self) -> list[str]:
-        """Lines of text."""
         dropped = self.dropped
         kinds = Counter(each.why for each in dropped)
         which = ", ".join(f"{why}: {number}" for why, number in kinds.most_common())
@@ -123,7 +121,6 @@ class DuplicateTable(Result):
 
 
 @command
-@resource_errors()
 def duplicates(
     data: Any,
     *,

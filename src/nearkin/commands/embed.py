@@ -50,7 +50,6 @@ from nearkin.pace import Pace, under
 from nearkin.report.pages import write_page
 from nearkin.run.auto import augment_for
 from nearkin.run.data import computed_with, hold_out, note_data, note_undecodable, open_logged
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target, clear, data_name, run_folder
 from nearkin.run.opening import (
     OpenRun,
@@ -168,9 +167,7 @@ def embed_run(
         backbone = backbone or encoder.backbone.body
     source = kept_copy(folder.encoder, config.encoder, resume=resume)
     frozen = loaded(source, config, backbone)
-    with open_run(
-        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
-    ) as run:
+    with open_run(folder, config, data, verbose, resume=resume, overwrite=overwrite) as run:
         for line in frozen.lines():
             run.log.info(line)
         split = open_logged(folder, data, run.config, run.log, resume=resume)
@@ -310,8 +307,7 @@ def _features(
 def _unit_features(
     config: EmbedConfig, encoder: Encoder, images: Images, log: Reporter
 ) -> Embeddings:
-    with resource_errors():
-        embeddings = features_of(config, encoder, images, choose_device(config.device), log)
+    embeddings = features_of(config, encoder, images, choose_device(config.device), log)
     bad = images.reasons | {**embeddings.bad}
     return replace(embeddings.normalized(), bad=dict(sorted(bad.items())), encoder=encoder.digest)
 
@@ -438,7 +434,6 @@ def embed_files(
     engine: Engine = "local",
     resume: bool = False,
     overwrite: bool = False,
-    backbone: nn.Module | None = None,
     typed: Sequence[str] = (),
     verbose: bool | Reporter = True,
 ) -> Run | Embeddings | ShardsWritten:
@@ -462,12 +457,11 @@ def embed_files(
         engine: ray: let the actors of a Ray cluster make the shards.
         resume: Continue the run that is in the folder.
         overwrite: Replace the run that is in the folder, or the file.
-        backbone: The encoder's network, if it was given one from Python; untrained.
         typed: Names of the settings that are typed, and not from a file.
         verbose: Whether to show progress, or what receives it.
     """
     config = config or EmbedConfig()
-    how: dict[str, Any] = {"backbone": backbone, "verbose": verbose}
+    how: dict[str, Any] = {"verbose": verbose}
     if makes_shards(output, shard_size, shard, engine):
         if output is None:
             raise UsageError(

@@ -37,7 +37,7 @@ from nearkin.evaluation.table import EmbeddingTable, map_vectors, stored_labels
 from nearkin.metrics.kmeans import WIDEST
 from nearkin.pace import count
 from nearkin.run.data import changed_data, note_column, open_split
-from nearkin.run.failures import resource_errors, state_memory
+from nearkin.run.failures import state_memory
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.text import as_text
@@ -49,7 +49,6 @@ REDUCED: Final = 3  # Times the reduced vectors that k-means holds, as measured 
 
 
 @command
-@resource_errors()
 def evaluate(
     encoder: EncoderLike | Embeddings,
     data: Any = None,

@@ -27,7 +27,6 @@ from nearkin.report.image_map import ONE_FILE
 from nearkin.report.pages import files_beside, write_page, write_table_page
 from nearkin.report.server import LOOPBACK, Server
 from nearkin.report.site import RunSite
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Reporter, Silent, reporter_of
 from nearkin.schema import CountOrZero, Port
@@ -136,13 +135,12 @@ def _write_map(
     *,
     overwrite: bool,
 ) -> Path:
-    """Write a page with the map of features."""
     if data is None or output is None:
         raise UsageError("of features, give their images, too, and the page as -o")
     images, path = open_images(data), Path(output)
     for line in lines(images.notes):
         log.info(line)
-    with table_of(vectors, log) as table, creating(path), resource_errors():
+    with table_of(vectors, log) as table, creating(path):
         rows = Vectors(table).image_rows(images, log)
         if (late := np.flatnonzero(np.diff(rows) <= 0)).size:
             name = table.texts("path")[int(late[0]) + 1]

@@ -30,7 +30,6 @@ from nearkin.exports.native import CONFIG, write_native
 from nearkin.files import PARTIAL, writing
 from nearkin.result import Result
 from nearkin.run.edits import names_by_now
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Reporter, reporter_of
 
@@ -63,7 +62,6 @@ class Export(Result):
 
     @override
     def lines(self) -> list[str]:
-        """Return lines on the comparison, and where it is."""
         return [*(f"check  {line}" for line in self.checks), f"{self.what}: {self.path}"]
 
 
@@ -142,7 +140,7 @@ def export(
         license=license,
         data_license=data_license,
     )
-    with resource_errors(), _whole(path, is_file) as partial:
+    with _whole(path, is_file) as partial:
         sample = _sample(folder, data, encoder, log, trust)
         file = partial / (path.name if is_file else FILES.get(format, ""))
         if format == "onnx" or format == "torch-export":

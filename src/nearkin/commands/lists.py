@@ -127,11 +127,12 @@ def describe_method(method: str, *more: Any) -> str:
     """
     cls = method_class(method)
     about = paper(cls)
+    needed = " --known A,B" * cls.uses_labels + " --teacher ENCODER" * cls.uses_teacher
     sections = [
         f"# {about.title if about else label(method)}",
         *_remarks(cls),
         _views(cls),
-        f"    nearkin train DATA --method {method}{_needed(cls)}",
+        f"    nearkin train DATA --method {method}{needed}",
     ]
     if about:
         sections += ["## Equation", about.equation, about.letters]
@@ -159,12 +160,6 @@ def _views(cls: type[Method[Any]]) -> str:
     labels = ", and the labels of known classes" if cls.uses_labels else ""
     teacher = ", and a teacher's features of each view" if cls.uses_teacher else ""
     return f"It takes {views} of each image{more}{labels}{teacher}."
-
-
-def _needed(cls: type[Method[Any]]) -> str:
-    """The options without which a method is refused."""
-    known = " --known A,B" if cls.uses_labels else ""
-    return known + (" --teacher ENCODER" if cls.uses_teacher else "")
 
 
 def written(cls: type[Method[Any]]) -> str:

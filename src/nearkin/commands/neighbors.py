@@ -27,7 +27,6 @@ from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import EmbeddingTable
 from nearkin.objectives import unit
 from nearkin.result import Result, Row
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, check_target
 from nearkin.run.reporter import Silent, reporter_of
 from nearkin.run.sheets import contact_sheet, image_format
@@ -129,7 +128,7 @@ def neighbors(
         vectors, loaded = folder.embeddings, table_encoder(folder, loaded)
     shown = None if sheet is None else _shown(folder, data, trust_remote_code)
     # `check_origin` refuses a table that lacks a column, so none needs to be told of one.
-    with resource_errors(), table_of(vectors, Silent()) as table:
+    with table_of(vectors, Silent()) as table:
         check_origin(table, loaded, name)
         queries = _features(loaded, files, choose_device(device))
         nearest = _nearest(table, queries, top)

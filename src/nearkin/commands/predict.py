@@ -25,7 +25,6 @@ from nearkin.result import Result, Row
 from nearkin.run.copies import check_destination
 from nearkin.run.copies import copy_to as copy_images
 from nearkin.run.edits import names_by_now
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.types import UNLABELED
@@ -97,9 +96,8 @@ def predict(
     check_apart(output, copy_to, "--copy-to")
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
-    with resource_errors():
-        where, log = choose_device(device), reporter_of(verbose)
-        found = classified(classifier, encoder, data, where, processes(workers), log)
+    where, log = choose_device(device), reporter_of(verbose)
+    found = classified(classifier, encoder, data, where, processes(workers), log)
     if copy_to is not None:  # before a table that may lie in the same new folder
         every, classes = np.arange(len(found.images)), found.assignments.class_names
         copy_images(Path(copy_to), found.images, every, classes, data=[data_name(data)])

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int
 from typing_extensions import override
 
 from nearkin.choices import Rule
@@ -37,11 +37,12 @@ from nearkin.result import Result
 from nearkin.result import Row as Record
 from nearkin.run.data import held_out_by, runs_of, stored_split
 from nearkin.run.edits import Row, read_edited
-from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, reporter_of
 from nearkin.schema import Count
 from nearkin.text import as_text
+
+SCORED: Final = ("val", "test")  # Parts whose labels would teach nothing
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,7 +62,6 @@ class Selection(Result):
 
     @override
     def lines(self) -> list[str]:
-        """Lines of text."""
         counts = (
             f"{len(self.paths)} of {self.num_unlabeled} unlabeled images by rule {self.rule}, "
             f"beside {self.num_labeled} labeled ones"
@@ -121,17 +121,18 @@ def select(
     """
     check_output(output, ".csv", overwrite=overwrite, reads=[encoder, data, labeled, vectors])
     # What needs no features is refused before they are computed.
-    labels = None if labeled is None else _read_labels(labeled)
+    table = None if labeled is None else file_at(os.fspath(labeled))
+    labels = table and (table, read_table(table, "label"))
     images = None if data is None else open_images(data, labels="none")
     source, log = "" if is_table(encoder) else name_of(encoder), reporter_of(verbose)
     assigned, learned = _of_run(source, images)
     if labels and images is not None:
         learned |= _labeled(*labels, images.names, images, log)
     names = () if images is None else images.names
-    pool_of = partial(_Pool.of, stored=[*assigned, *names], labeled=learned)
+    pool_of = partial(_pool, num, stored=[*assigned, *names], labeled=learned)
     if source and images is not None and vectors is None:
-        held_out = _is_scored(images.splits) | held_out_by(source, images)
-        pool_of(map(as_text, images.names), held_out).check(num)
+        held_out = np.isin(images.splits, SCORED) | held_out_by(source, images)
+        pool_of(map(as_text, images.names), held_out)
     config = EmbedConfig(
         image_size=image_size,
         allow_partial=allow_partial,
@@ -139,29 +140,22 @@ def select(
         device=device,
         workers=workers,
     )
-    opening = open_vectors(encoder, data, vectors, config, log)
-    with resource_errors(), opening as opened:
+    with open_vectors(encoder, data, vectors, config, log) as opened:
         paths = opened.table.texts("path")
         if labels and images is None:
             learned |= _labeled(*labels, {*paths, *assigned}, None, log)
-        pool = pool_of(paths, _held_out(opened, images, log))
-        pool.check(num)  # without images that cannot be decoded
+        # Without images that cannot be decoded.
+        rows, pool, has_label = pool_of(paths, _held_out(opened, images, log))
         if rule == "typical":
-            features = opened.table.gather(pool.rows)
-            order = typical(features, np.flatnonzero(pool.has_label), num, seed=seed)
+            features = opened.table.gather(rows)
+            order = typical(features, np.flatnonzero(has_label), num, seed=seed)
         else:
-            order = np.random.default_rng(seed).permutation(np.flatnonzero(~pool.has_label))
-        chosen = tuple(pool.names[row] for row in order[:num].tolist())
+            order = np.random.default_rng(seed).permutation(np.flatnonzero(~has_label))
+        chosen = tuple(pool[row] for row in order[:num].tolist())
     if output is not None:
         _write(Path(output), chosen, assigned)
     where = None if output is None else Path(output).resolve()
-    return Selection(chosen, rule, pool.num_unlabeled, int(pool.has_label.sum()), where)
-
-
-def _read_labels(path: PathLike) -> tuple[File, Rows]:
-    """Return a table of labels, and its rows."""
-    file = file_at(os.fspath(path))
-    return file, read_table(file, "label")
+    return Selection(chosen, rule, int((~has_label).sum()), int(has_label.sum()), where)
 
 
 def _write(path: Path, chosen: Iterable[str], assigned: Mapping[str, Row]) -> None:
@@ -181,45 +175,28 @@ def _labeled(
     return {name for name, label in class_of(found)[0].items() if label}
 
 
-@dataclass(frozen=True, eq=False)
-class _Pool:
-    """Images that are not held out."""
+def _pool(
+    num: int,
+    paths: Iterable[str],
+    held_out: Bool[np.ndarray, " images"],
+    *,
+    stored: Iterable[str],
+    labeled: Iterable[str],
+) -> tuple[Int[np.ndarray, " pool"], Sequence[str], Bool[np.ndarray, " pool"]]:
+    """Return the rows of images that are not held out, their names, and which have a label.
 
-    rows: Int[np.ndarray, " pool"]  # Among all
-    names: Sequence[str]
-    has_label: Bool[np.ndarray, " pool"]
-
-    @classmethod
-    def of(
-        cls,
-        paths: Iterable[str],
-        held_out: Bool[np.ndarray, " images"],
-        *,
-        stored: Iterable[str],
-        labeled: Iterable[str],
-    ) -> "_Pool":
-        """Those of a table; labeled are those that a table says or a run learned from."""
-        as_stored = {as_text(path): path for path in stored}  # names that are not UTF-8
-        rows = np.flatnonzero(~held_out)
-        names = [as_stored.get(path, path) for path in np.array([*paths], object)[rows].tolist()]
-        known = set(map(as_text, labeled))
-        return cls(rows, names, np.array([as_text(name) in known for name in names], bool))
-
-    @property
-    def num_unlabeled(self) -> int:
-        return int((~self.has_label).sum())
-
-    def check(self, num: int) -> None:
-        """Refuse to select more than there are."""
-        if num > self.num_unlabeled:
-            few = f"only {self.num_unlabeled} images have no label; give fewer"
-            none = "all images have a label or are held out; give others"
-            raise UsageError(f"--num {num}, but {few if self.num_unlabeled else none}")
-
-
-def _is_scored(splits: Shaped[np.ndarray, " images"]) -> Bool[np.ndarray, " images"]:
-    """Whether images are of a part to score."""
-    return np.isin(splits, ("val", "test"))
+    Refuse to select more than have none. `stored` are names as they are, also if not UTF-8.
+    """
+    as_stored = {as_text(path): path for path in stored}
+    rows = np.flatnonzero(~held_out)
+    names = [as_stored.get(path, path) for path in np.array([*paths], object)[rows].tolist()]
+    known = set(map(as_text, labeled))
+    has_label = np.array([as_text(name) in known for name in names], bool)
+    if num > (num_unlabeled := int((~has_label).sum())):
+        few = f"only {num_unlabeled} images have no label; give fewer"
+        none = "all images have a label or are held out; give others"
+        raise UsageError(f"--num {num}, but {few if num_unlabeled else none}")
+    return rows, names, has_label
 
 
 def _held_out(opened: Vectors, images: Images | None, log: Reporter) -> Bool[np.ndarray, " table"]:
@@ -228,7 +205,7 @@ def _held_out(opened: Vectors, images: Images | None, log: Reporter) -> Bool[np.
     That is known by the contents of images, or by their names where there are only features.
     """
     table = opened.table
-    held = _is_scored(splits_of(table.texts("split"), str(table.path)))
+    held = np.isin(splits_of(table.texts("split"), str(table.path)), SCORED)
     has_run = opened.source and not opened.is_of_run and runs_of(opened.source)
     if images is not None:
         rows = opened.image_rows(images, log)

@@ -151,22 +151,18 @@ def images_of(
     folder.check_is_run()
     if not folder.summary.exists():
         raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
-    images = _opened(folder, data, trust)
+    config, _ = folder.any_settings()
+    source = source_of(folder, data, trust, labeled=getattr(config, "labeled", ""))
+    if isinstance(config, DiscoverConfig):
+        # The truth that it was scored by may be gone, like the run that it accepted.
+        images = open_discovery_data(source, replace(config, truth=""), resumed=folder).images
+    elif isinstance(config, ClassifyConfig):
+        images = open_labeled_data(source, config, resumed=folder).images
+    else:
+        images = open_images(source, labels=config.labels)
     if log and (changes := lost_images(folder, images)):
         log.info(f"warning: these are not all images of {folder.path}: {changes}")
     return images
-
-
-def _opened(folder: RunFolder, data: Any, trust: bool) -> Images:
-    config, _ = folder.any_settings()
-    labeled = getattr(config, "labeled", "")
-    source = source_of(folder, data, trust, labeled=labeled)
-    if isinstance(config, DiscoverConfig):
-        # The truth that it was scored by may be gone, like the run that it accepted.
-        return open_discovery_data(source, replace(config, truth=""), resumed=folder).images
-    if isinstance(config, ClassifyConfig):
-        return open_labeled_data(source, config, resumed=folder).images
-    return open_images(source, labels=config.labels)
 
 
 def source_of(folder: RunFolder, data: Any, trust: bool, **settings: Any) -> Any:

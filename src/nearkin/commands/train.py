@@ -20,7 +20,7 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import clear, run_folder
 from nearkin.run.opening import open_run, self_contained
 from nearkin.run.options import check_teacher, checked_options, known_classes
-from nearkin.run.reporter import Reporter, reporter_of
+from nearkin.run.reporter import Reporter
 from nearkin.run.tracking import Tracking, check_trackers
 from nearkin.training.session import check_networks, run_worker, train_encoder
 from nearkin.training.start import read_start, with_start
@@ -65,9 +65,7 @@ def train(
         return Run(run_worker(data, network))
     config = _checked(config, network)
     folder = run_folder(output, data, label(config.method), again=resume or overwrite)
-    with open_run(
-        folder, config, data, resume=resume, overwrite=overwrite, reporter=reporter_of(verbose)
-    ) as run:
+    with open_run(folder, config, data, verbose, resume=resume, overwrite=overwrite) as run:
         config, device, log = run.config, run.device, run.log
         start = read_start(folder, config, network, device, log, resume=resume)
         split = learnable(open_logged(folder, data, config, log, resume=resume))

@@ -163,7 +163,7 @@ class Pipeline:
             log.info(f"stage 1/3  features: {config.method}, without labels")
             settings, parts = _first_settings(config), dataset.pretraining_parts()
             with open_run(
-                stage, settings, self.data, resume=True, overwrite=False, reporter=log, stage=True
+                stage, settings, self.data, log, resume=True, overwrite=False, stage=True
             ) as run:
                 settings = resolve(run.config, parts.train, device)
                 train_encoder(stage, settings, parts, data=self.data, device=device, log=run.log)

@@ -25,7 +25,9 @@ def resource_errors(batch_size: int | None = None, *, resumes: bool = False) -> 
     except (MemoryError, RuntimeError, ConnectionError, EOFError) as error:
         if "Too many open files" in str(error):  # torch makes a RuntimeError of it
             raise ResourceError(TOO_MANY_OPEN) from error
-        if _out_of_memory(error):
+        kinds = (MemoryError, torch.OutOfMemoryError)
+        # On a CPU, torch raises an ordinary RuntimeError.
+        if isinstance(error, kinds) or "can't allocate memory" in str(error):
             raise ResourceError(f"out of memory{_smaller(batch_size)}") from error
         if not worker_lost(error):
             raise
@@ -68,9 +70,3 @@ def _smaller(batch_size: int | None) -> str:
         f" with --batch-size {batch_size}; give about {max(2, batch_size // 2)}, or a smaller "
         "--image-size or --backbone"
     )
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out; on a CPU, torch raises an ordinary RuntimeError."""
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)

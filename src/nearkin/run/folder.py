@@ -28,11 +28,11 @@ from nearkin.data.folders import MARKER
 from nearkin.data.remote import is_url
 from nearkin.errors import CheckpointError, OutputError, UsageError, redacted
 from nearkin.extensions import absolute
-from nearkin.files import check_new, replace_text, usable, writing
+from nearkin.files import check_writable, replace_text, usable, writing
 from nearkin.places import exists, user_path
 from nearkin.schema import suggestion
 from nearkin.text import json_text
-from nearkin.toml import load_toml, read_toml, stored_time, to_toml
+from nearkin.toml import PLANNED_FOR, load_toml, read_toml, to_toml
 
 STAGES = "stages"
 KINDS: Final[Mapping[str, type[Config]]] = {
@@ -109,7 +109,7 @@ class RunFolder:
     def kind(self) -> str:
         """One of `KINDS`; or UsageError."""
         self.check_is_run()
-        verb = load_toml(self.config, "the configuration").get("kind")
+        verb = load_toml(self.config).get("kind")
         kinds = [kind for kind, settings in KINDS.items() if settings.verb == verb]
         if not kinds:
             raise UsageError(f"{self.config} names no kind of run; it is not what a run wrote")
@@ -202,8 +202,8 @@ class RunFolder:
 
     @property
     def planned_for(self) -> Duration:
-        """The time that the stored number of epochs was planned for; '' for none."""
-        return stored_time(self.config) if self.config.exists() else ""
+        """The `--max-time` that the stored number of epochs was planned for; '' for none."""
+        return str(load_toml(self.config).get(PLANNED_FOR, "")) if self.config.exists() else ""
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Store the final metrics."""
@@ -323,16 +323,25 @@ def _written(run: RunFolder) -> set[Path]:
 def check_target(
     path: Path, *, overwrite: bool, reads: Iterable[Any] = (), is_file: bool = True
 ) -> None:
-    """Refuse an output before anything is computed: a file of a run, and see `check_new`.
+    """Refuse an output before anything is computed: what is read, or there and not to be replaced.
 
-    Only the table for Embedding Atlas is replaced: it is `nearkin export` that writes it.
+    A file of a run is never replaced, but for the table for Embedding Atlas: it is `nearkin
+    export` that writes it. Those of `reads` count that are paths. The output's folder may be
+    missing: `creating` makes it.
     """
     entry = path.parent.resolve() / path.name  # which is replaced, even if it is a link
     for run in map(RunFolder, entry.parents):
         is_run = run.config.exists() and run.data.exists()  # others may have one of the two
         if is_run and entry in _written(run) - {run.atlas}:
             raise UsageError(f"{path} is a file of the run {run.path}; choose another -o")
-    check_new(path, overwrite=overwrite, reads=reads, is_file=is_file)
+    named = [user_path(Path(read)) for read in reads if isinstance(read, str | os.PathLike)]
+    if path.resolve() in [read.resolve() for read in named]:
+        raise UsageError(f"this would replace {path}, which is read; choose another -o")
+    if is_file and path.is_dir():
+        raise OutputError(f"{path} is a folder; give the name of a file as -o")
+    if not overwrite and os.path.lexists(path):
+        raise OutputError(f"{path} exists; choose another -o, or replace it with --overwrite")
+    check_writable(path)
 
 
 def run_folder(
@@ -373,7 +382,7 @@ def _newest(first: Path, data: Any) -> RunFolder | None:
     for _, path in sorted(numbered.items(), reverse=True):
         run = RunFolder(path)
         with suppress(CheckpointError, UsageError):  # files of a run that cannot be read
-            named = load_toml(run.config, "the configuration").get("data")
+            named = load_toml(run.config).get("data")
             if named == data_name(data) and shares_images(run, data):
                 return run
     return None

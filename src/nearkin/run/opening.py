@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic
@@ -22,7 +22,7 @@ from nearkin.places import user_path
 from nearkin.run.copies import check_destination
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import KINDS, STAGES, RunFolder, clear, cleared, data_name
-from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.run.reporter import Logger, Reporter, reporter_of
 from nearkin.toml import continued
 from nearkin.version import __version__
 
@@ -69,10 +69,10 @@ def open_run(
     folder: RunFolder,
     config: Settings,
     data: Any,
+    verbose: bool | Reporter,
     *,
     resume: bool,
     overwrite: bool,
-    reporter: Reporter | None = None,
     stage: bool = False,
 ) -> Iterator[OpenRun[Settings]]:
     """Open a run for writing, and log what computes it. No other process can open it meanwhile.
@@ -96,13 +96,9 @@ def open_run(
         if not folder.marker.exists():  # which would be left there, and hide a folder of images
             _check_free(folder, resume=resume, overwrite=overwrite)
     with requests_to_save_ignored(), folder.locked(), resource_errors(resumes=True):
-        was_empty = not folder.is_occupied
         _check_free(folder, resume=resume, overwrite=overwrite)
         _prepare(folder)
-        with (
-            Logger(reporter or Silent(), folder.log) as log,
-            _emptied_if_refused(folder) if was_empty else nullcontext(),
-        ):
+        with Logger(reporter_of(verbose), folder.log) as log, _emptied_if_refused(folder):
             if resume:
                 config = resumed_settings(folder, config)
             device = choose_device(config.device)
@@ -137,16 +133,16 @@ def _emptied_if_refused(folder: RunFolder) -> Iterator[None]:
 
     What took time stays: with the features of a teacher, --resume goes on.
     """
+    was_empty = not folder.is_occupied
     try:
         yield
     except NearkinError:
-        if not (folder.config.exists() or folder.teacher_features.exists()):
+        if was_empty and not (folder.config.exists() or folder.teacher_features.exists()):
             clear(folder)
         raise
 
 
 def _check_free(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder of something else."""
     path = folder.path
     if folder.is_occupied and not (resume or overwrite):
         raise OutputError(

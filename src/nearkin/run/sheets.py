@@ -39,10 +39,14 @@ def save_sheet(
 
     `headings` stand above each column, `captions` below each image.
     """
+    import matplotlib
+
     side = max(column.shape[-1] for column in columns)
     scale = max(1, MIN_SIDE // side)
     cell = scale * (side + 2 * GAP)
-    font = _font()
+    # It has most alphabets; Pillow's own font is Latin only.
+    dejavu = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf"
+    font = ImageFont.truetype(dejavu, TEXT_SIZE)
     head, strip = _text_height([headings]), _text_height(captions)
     size = cell * len(columns), head + (cell + strip) * len(columns[0])
     sheet = Image.new("RGB", size, "white")
@@ -82,13 +86,6 @@ def image_format(path: Path) -> str:
 def _text_height(rows: Sequence[Sequence[Lines]]) -> int:
     lines = max((len(cell) for row in rows for cell in row), default=0)
     return LINE * lines + 6 if lines else 0
-
-
-def _font() -> ImageFont.FreeTypeFont:
-    """Matplotlib's DejaVu Sans, which has most alphabets; Pillow's own font is Latin only."""
-    import matplotlib
-
-    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", TEXT_SIZE)
 
 
 def _fitted(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
