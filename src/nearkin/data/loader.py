@@ -13,14 +13,18 @@ from typing import Any, Final, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from nearkin.errors import NearkinError
+from nearkin.errors import NearkinError, WorkerError
 
 Loaded = TypeVar("Loaded")
 
 PATIENCE: Final = 120  # Seconds after which a worker counts as hung; more for very large batches
 
 
-def worker_lost(error: Exception) -> bool:
+class WorkersLostError(WorkerError):
+    """Loader workers that died or hung, and then their replacements."""
+
+
+def _is_lost(error: Exception) -> bool:
     """Whether an error says that a worker died or hung, not that what it computed failed."""
     if isinstance(error, ConnectionError | EOFError):  # while it was sending a result
         return "Caught" not in str(error)
@@ -89,10 +93,12 @@ def prefetch(
             raise
         except (RuntimeError, ConnectionError, EOFError) as error:
             _kill(processes)  # torch only asks them to end, and waits
-            if replaced or not worker_lost(error):
+            if not processes or not _is_lost(error):
                 raise
-            replaced = True
             reason = first_sentence(error)
+            if replaced:
+                raise WorkersLostError(f"loader workers failed twice ({reason})") from error
+            replaced = True
             warnings.warn(f"{reason}; workers are replaced at step {step}", stacklevel=2)
 
 

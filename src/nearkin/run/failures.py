@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from nearkin.data.loader import first_sentence, worker_lost
+from nearkin.data.loader import WorkersLostError
 from nearkin.distributed import free_memory
 from nearkin.errors import ResourceError, WorkerError
 from nearkin.places import NO_HANDLES, NO_ROOM, TOO_MANY_OPEN
@@ -22,22 +22,21 @@ def resource_errors(batch_size: int | None = None, *, resumes: bool = False) -> 
     """
     try:
         yield
-    except (MemoryError, RuntimeError, ConnectionError, EOFError) as error:
+    except WorkersLostError as error:
+        again = (
+            "the same command with --resume goes on, with --workers 0 without them"
+            if resumes
+            else "give the same command again or, from Python, workers=0"
+        )
+        raise WorkerError(f"{error}; {again}") from error
+    except (MemoryError, RuntimeError) as error:
         if "Too many open files" in str(error):  # torch makes a RuntimeError of it
             raise ResourceError(TOO_MANY_OPEN) from error
         kinds = (MemoryError, torch.OutOfMemoryError)
         # On a CPU, torch raises an ordinary RuntimeError.
         if isinstance(error, kinds) or "can't allocate memory" in str(error):
             raise ResourceError(f"out of memory{_smaller(batch_size)}") from error
-        if not worker_lost(error):
-            raise
-        lost = f"loader workers failed twice ({first_sentence(error)})"
-        again = (
-            "the same command with --resume goes on, with --workers 0 without them"
-            if resumes
-            else "give the same command again or, from Python, workers=0"
-        )
-        raise WorkerError(f"{lost}; {again}") from error
+        raise
     except OSError as error:
         if error.errno in NO_HANDLES:
             raise ResourceError(TOO_MANY_OPEN) from error
