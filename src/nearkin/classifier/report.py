@@ -33,11 +33,10 @@ AnyRun = OpenRun[DiscoverConfig] | OpenRun[ClassifyConfig]
 
 def tiles(assignments: Assignments, rows: Rows, *, with_class: bool = False) -> tuple[Tile, ...]:
     """Return what is shown of images; the page adds pixels."""
-    paths, names = assignments.paths, assignments.class_names
-    return tuple(
-        Tile(paths[row], "", float(assignments.score[row]), names[row] if with_class else "")
-        for row in rows.tolist()
-    )
+    paths, score = assignments.predictions.paths, assignments.score[rows]
+    classes = (assignments.classes[number] for number in assignments.cluster[rows].tolist())
+    shown = zip(assignments.rows[rows].tolist(), score.tolist(), classes, strict=True)
+    return tuple(Tile(paths[i], "", sure, name if with_class else "") for i, sure, name in shown)
 
 
 def class_views(assignments: Assignments) -> dict[int, ClassView]:

@@ -54,7 +54,7 @@ class PixelNetwork(nn.Module):
         if self.layer is None or self.heads is None:
             return features
         probability = class_probability(self.heads, self.layer(features))
-        power = probability ** (1 / self.temperature)  # as `Calibration.apply`
+        power = probability ** (1 / self.temperature)  # as `calibrated`
         return (power / power.sum(dim=1, keepdim=True)).float()
 
 
