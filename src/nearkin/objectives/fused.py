@@ -24,8 +24,8 @@ EXPONENT_SHARE: Final = 0.4  # of a format's exponents, for logits: sums and gra
 
 
 def should_fuse(query: Tensor, keys: Tensor) -> bool:
-    """Return whether the forms here take such tensors and are faster than the plain ones."""
-    return len(query) * len(keys) >= MIN_LOGITS and query.dtype == keys.dtype
+    """Return whether the forms here are faster than the plain ones."""
+    return len(query) * len(keys) >= MIN_LOGITS
 
 
 def should_attend(query: Tensor, keys: Tensor, temperature: float) -> bool:
