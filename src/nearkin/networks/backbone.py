@@ -277,6 +277,10 @@ def _imported(build: Any, name: str) -> nn.Module:
     return body
 
 
+HEADS: Final = ("fc", "classifier", "head", "heads")
+"""What the networks of torchvision call their classifier."""
+
+
 def _from_torchvision(name: str, **options: object) -> nn.Module:
     import torchvision
 
@@ -286,7 +290,7 @@ def _from_torchvision(name: str, **options: object) -> nn.Module:
     begins = without if name in ("googlenet", "inception_v3") else {}
     given = {"weights": None, **begins, **options}
     body: nn.Module = torchvision.models.get_model(name, **given)
-    for head in ("fc", "classifier", "head", "heads"):
+    for head in HEADS:
         if hasattr(body, head):
             setattr(body, head, nn.Identity())
             return body
