@@ -37,11 +37,13 @@ class _Conv2d(nn.Conv2d):
     @override
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         positions = input.shape[-2] // self.stride[0] * (input.shape[-1] // self.stride[1])
+        result: Tensor
         if positions <= POSITIONS * self.out_channels and _trains_in_bfloat16(input, weight):
             halves = input.bfloat16(), weight.bfloat16()
-            result: Tensor = _Convolution.apply(*halves, self.stride, self.padding)
-            return result
-        return super()._conv_forward(input, weight, bias)
+            result = _Convolution.apply(*halves, self.stride, self.padding)
+        else:
+            result = super()._conv_forward(input, weight, bias)
+        return result
 
 
 def _trains_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
