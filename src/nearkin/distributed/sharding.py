@@ -41,7 +41,8 @@ def shard(network: Network, optimizer: torch.optim.Optimizer, blocks: Iterable[s
     group: Any = dist.new_group(timeout=TIMEOUT)
     mesh = DeviceMesh.from_group(group, device.type)
     try:
-        for module in (*map(sharded.get_submodule, blocks), sharded):
+        modules: list[nn.Module] = [*map(sharded.get_submodule, blocks), sharded]
+        for module in modules:
             fully_shard(module, mesh=mesh)
     except ValueError as error:  # a weight that is a single number
         raise UsageError(f"--fsdp cannot divide this network ({error}); leave it out") from error
