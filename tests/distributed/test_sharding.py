@@ -19,14 +19,13 @@ from nearkin.distributed import all_reduce_max, gather_weights
 from nearkin.errors import DivergedError, UnsavedError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone, small_resnet
-from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
 from nearkin.run.csv_logger import CSVLogger
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
-from nearkin.training.fit import evaluating
+from nearkin.training.fit import backbone_blocks, evaluating, sharded
 from nearkin.training.optimizer import build_optimizer
 
 STEPS, HALF = 4, 2
@@ -70,8 +69,7 @@ def train(method, optimizer, name, until, since=0, rank=0, world=1):
 
 
 def divided(method, optimizer):
-    normalize_in_groups(method, 1)
-    return sharding.shard(method, optimizer)
+    return sharded(TrainConfig(fsdp=True), method, optimizer)
 
 
 def bytes_here(network, optimizer) -> int:
@@ -202,12 +200,14 @@ def test_what_makes_divided_networks_differ_is_noticed(control, both, alone):
 
 @pytest.mark.parametrize("name", ["resnet50", "timm/vit_tiny_patch16_224", "torchvision/vit_b_16"])
 def test_a_small_part_a_network_is_put_together_at_a_time(name):
+    def size(module):
+        return sum(weight.numel() for weight in module.parameters())
+
     with torch.device("meta"):
-        network = build_backbone(name, 224)
-    size = sharding._size(network)
-    blocks = [sharding._size(block) for block in sharding._blocks(network, size // 16)]
-    assert max(blocks) < 0.3 * size
-    assert sum(blocks) > 0.9 * size
+        method = METHODS["supervised"](build_backbone(name, 224), num_known_classes=2)
+    blocks = [size(method.get_submodule(block)) for block in backbone_blocks(method)]
+    assert max(blocks) < 0.3 * size(method)
+    assert sum(blocks) > 0.9 * size(method)
 
 
 def test_a_weight_that_cannot_be_divided_is_refused(tmp_path):
@@ -216,7 +216,7 @@ def test_a_weight_that_cannot_be_divided_is_refused(tmp_path):
     optimizer = torch.optim.SGD(network.parameters())
     refused = pytest.raises(UsageError, match="fsdp cannot divide this network")
     with in_group(0, 1, tmp_path / "rendezvous"), refused:
-        sharding.shard(network, optimizer)
+        sharding.shard(network, optimizer, [])
 
 
 def test_chunks_are_refused():

@@ -20,13 +20,11 @@ from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.split import split_images
-from nearkin.distributed import sharding
 from nearkin.encoders.encoder import Encoder, load, rescaled, resized, untrained_like
 from nearkin.errors import NearkinError, ResourceError, UsageError
 from nearkin.method import half_cosine
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
-from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.blocks import checkpoint_blocks
 from nearkin.networks.branch import as_backbone
 from nearkin.networks.drop_path import set_drop_path
@@ -34,7 +32,7 @@ from nearkin.networks.lora import add_lora, merged
 from nearkin.run.auto import resolve
 from nearkin.run.folder import RunFolder
 from nearkin.training.anchor import Anchor
-from nearkin.training.fit import optimizer_for, training_steps
+from nearkin.training.fit import optimizer_for, sharded, training_steps
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (
     build_optimizer,
@@ -74,8 +72,7 @@ def train(
     options = dict(layer_decay=0.5, separate_backbone=bool(frozen)) | rates
     optimizer = build_optimizer(method, name="adamw", lr=1e-3, weight_decay=0.05, **options)
     if divided:
-        normalize_in_groups(method, 1)
-        method = sharding.shard(method, optimizer)
+        method = sharded(TrainConfig(fsdp=True), method, optimizer)
     fed = (batches(name, step) for step in range(start, until))
     how = dict(start=start, total=total, schedule=warmup_cosine(), seed=0, frozen=frozen)
     how |= dict(anchor=anchor, clip_norm=clip_norm)

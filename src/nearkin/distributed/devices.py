@@ -22,9 +22,6 @@ from nearkin.pace import count
 STAGED: Final = 2**16
 """Bytes that CUDA copies at once. A larger tensor has to be pinned for an asynchronous copy."""
 
-AUTOCAST: Final = ("cpu", "cuda", "mps")
-"""Devices on which a caller may have switched autocast on."""
-
 LITTLE: Final = 2**19
 """Values of a matrix up to which two threads multiply it hardly faster than one.
 
@@ -72,7 +69,7 @@ def _outside_autocast() -> Iterator[None]:
     A block within another one would keep the weights that it has cast, whatever becomes of them:
     only the outermost one forgets them at its end.
     """
-    enabled = [kind for kind in AUTOCAST if torch.is_autocast_enabled(kind)]
+    enabled = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
     depth = torch.autocast_increment_nesting() - 1
     torch.clear_autocast_cache()
     for _ in range(depth + 1):

@@ -6,9 +6,9 @@ save it, its weights are gathered first.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,13 @@ from nearkin.errors import UsageError
 
 Network = TypeVar("Network", bound=nn.Module)
 
-BLOCK_SHARE: Final = 1 / 16
-"""Share of all weights, at most, that is gathered at a time."""
 
-
-def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
+def shard(network: Network, optimizer: torch.optim.Optimizer, blocks: Iterable[str]) -> Network:
     """Return a copy of a network that is divided among the processes, with rank 0's weights.
 
     The network loses its weights to the copy until `gather_weights`; buffers are shared. The
-    optimizer is changed to the weights and states of the copy.
+    optimizer is changed to the weights and states of the copy. `blocks` are names of modules,
+    none inside of another, whose weights are gathered when they run; all others stay gathered.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -43,31 +41,14 @@ def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
     group: Any = dist.new_group(timeout=TIMEOUT)
     mesh = DeviceMesh.from_group(group, device.type)
     try:
-        blocks: list[nn.Module] = [*_blocks(sharded, int(_size(sharded) * BLOCK_SHARE)), sharded]
-        for block in blocks:
-            fully_shard(block, mesh=mesh)
+        modules: list[nn.Module] = [*map(sharded.get_submodule, blocks), sharded]
+        for module in modules:
+            fully_shard(module, mesh=mesh)
     except ValueError as error:  # a weight that is a single number
         raise UsageError(f"--fsdp cannot divide this network ({error}); leave it out") from error
     _move_optimizer(optimizer, dict(zip(own, sharded.parameters(), strict=True)))
     _empty(network)
     return sharded
-
-
-def _size(network: nn.Module) -> int:
-    return sum(weight.numel() for weight in network.parameters())
-
-
-def _blocks(network: nn.Module, max_size: int) -> Iterator[nn.Module]:
-    """Yield members of lists of at most `max_size` weights, or else the smallest there are."""
-    listed = isinstance(network, nn.Sequential | nn.ModuleList)
-    for child in network.children():
-        runs = not isinstance(child, nn.ModuleList | nn.ModuleDict)
-        is_block = listed and runs and any(map(_size, child.children()))
-        if is_block and _size(child) <= max_size:
-            yield child
-            continue
-        smaller = list(_blocks(child, max_size))
-        yield from smaller or ([child] if is_block else [])
 
 
 def _move_optimizer(optimizer: torch.optim.Optimizer, shards: Mapping[Tensor, Any]) -> None:

@@ -24,8 +24,8 @@ EXPONENT_SHARE: Final = 0.4  # of a format's exponents, for logits: sums and gra
 
 
 def should_fuse(query: Tensor, keys: Tensor) -> bool:
-    """Return whether the forms here take such tensors and are faster than the plain ones."""
-    return len(query) * len(keys) >= MIN_LOGITS and query.dtype == keys.dtype
+    """Return whether the forms here are faster than the plain ones."""
+    return len(query) * len(keys) >= MIN_LOGITS
 
 
 def should_attend(query: Tensor, keys: Tensor, temperature: float) -> bool:
@@ -121,6 +121,7 @@ def strip_info_nce(
     inputs = (query, key, negatives)
     with torch.no_grad():
         slopes = [torch.zeros_like(x) if x.requires_grad else None for x in inputs]
+        to_query, to_key, to_negatives = slopes
         rows = max(STRIP_ROWS, STRIP.get(query.device.type, LARGE_STRIP) // len(negatives))
         losses = []
         for strip in blocks(len(query), rows):
@@ -137,31 +138,18 @@ def strip_info_nce(
             # As in `infonce_from_lse`: no difference of numbers that agree in every digit.
             behind = total.log() + largest - positive
             pull = behind.sigmoid() / (temperature * len(query))
-            _add_slopes(slopes, inputs, strip, weights, total, pull)
             losses.append(torch.logaddexp(behind, torch.zeros_like(behind)))
+            share = pull / total  # scales the small matrices instead of all weights
+            # Queries and their keys pull each other, negatives push.
+            if to_query is not None:
+                to_query[strip] = product(weights, negatives).mul_(share).sub_(pull * key[strip])
+            if to_key is not None:
+                to_key[strip] = -pull * query[strip]
+            if to_negatives is not None:
+                to_negatives += product(weights.T, share * query[strip])
             del logits, weights  # the next strip then takes their memory
     loss: Tensor = _KnownGradient.apply(torch.cat(losses).mean(), slopes, *inputs)
     return loss
-
-
-def _add_slopes(
-    slopes: list[Tensor | None],
-    inputs: tuple[Tensor, Tensor, Tensor],
-    strip: slice,
-    weights: Tensor,
-    total: Tensor,
-    pull: Tensor,
-) -> None:
-    """Add a strip's gradients: queries and their keys pull each other, negatives push."""
-    query, key, negatives = inputs
-    to_query, to_key, to_negatives = slopes
-    share = pull / total  # scales the small matrices instead of all weights
-    if to_query is not None:
-        to_query[strip] = product(weights, negatives).mul_(share).sub_(pull * key[strip])
-    if to_key is not None:
-        to_key[strip] = -pull * query[strip]
-    if to_negatives is not None:
-        to_negatives += product(weights.T, share * query[strip])
 
 
 # Products of blocks

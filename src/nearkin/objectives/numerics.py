@@ -4,15 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from nearkin.types import checked
+from nearkin.types import Parameters, Result, checked
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 Means = TypeVar("Means", Tensor, tuple[Tensor, ...])
 Mean = Callable[[Callable[[slice], Any], int], Any]
 

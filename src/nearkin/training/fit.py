@@ -24,6 +24,8 @@ from nearkin.distributed import (
 )
 from nearkin.method import Method, Schedule, half_cosine
 from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.networks.blocks import network_parts
+from nearkin.networks.branch import Backbone
 from nearkin.pace import Pace
 from nearkin.run.auto import PRECISIONS
 from nearkin.run.csv_logger import CSVLogger
@@ -256,7 +258,14 @@ def sharded(
     if not config.fsdp:
         return method
     normalize_in_groups(method, groups=1)  # before it is divided: afterwards it cannot be changed
-    return shard(method, optimizer)
+    return shard(method, optimizer, backbone_blocks(method))
+
+
+def backbone_blocks(method: Method[Any]) -> list[str]:
+    """Return the names of the blocks of all backbones, those of momentum encoders too."""
+    bodies = {f"{n}.body": m.body for n, m in method.named_modules() if isinstance(m, Backbone)}
+    parts = ((name, part) for name, body in bodies.items() for part in network_parts(body))
+    return [f"{name}.{part.name}" for name, part in parts if part.is_block]
 
 
 def broadcast_start(optimizer: torch.optim.Optimizer, step: int) -> int:
