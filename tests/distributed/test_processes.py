@@ -24,7 +24,8 @@ from safetensors.torch import load_file
 from small import fork_workers
 
 from nearkin import files
-from nearkin.distributed import all_reduce_max, available_cpus, training_group
+from nearkin.distributed import all_reduce_max, available_cpus, choose_device, training_group
+from nearkin.distributed.devices import cpus_per_process
 from nearkin.distributed.launch import process_group
 from nearkin.distributed.ranks import RankInfo, num_processes, rank_info, slurm_env
 from nearkin.errors import UsageError
@@ -339,6 +340,10 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert rank_info() is None
+    with monkeypatch.context() as patched:
+        patched.setenv("LOCAL_RANK", "a")
+        with pytest.raises(UsageError, match="LOCAL_RANK is 'a'"):
+            choose_device("cpu")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # `sbatch` without `srun`
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert rank_info() is None
@@ -354,6 +359,11 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert rank_info() == RankInfo(rank=3, world_size=8, local_rank=3)
     assert slurm_env(os.environ) == {}  # srun has started torchrun, which has started this
+    for name, find in {"LOCAL_WORLD_SIZE": cpus_per_process, "LOCAL_RANK": rank_info}.items():
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "a")
+            with pytest.raises(UsageError, match=f"{name} is 'a'"):
+                find()
 
 
 @pytest.mark.parametrize("env", [{}, {"RANK": "", "WORLD_SIZE": ""}, {"RANK": "0"}])

@@ -15,7 +15,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from nearkin.distributed.ranks import rank_info
+from nearkin.distributed.ranks import env_number, rank_info
 from nearkin.errors import UsageError
 from nearkin.pace import count
 
@@ -41,7 +41,7 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
             name = "mps"
-    local = here.local_rank if here else int(os.environ.get("LOCAL_RANK") or 0)
+    local = here.local_rank if here else env_number("LOCAL_RANK", 0)
     if name == "cuda" and local:  # a process may see one GPU, or all of them
         name = f"cuda:{local % max(1, torch.cuda.device_count())}"
     try:
@@ -186,7 +186,7 @@ def available_cpus() -> int:
 def cpus_per_process(devices: int = 1) -> int:
     """Return this process's share of the CPUs: one of `devices`, unless a launcher started it."""
     if rank_info() is not None:  # srun gives each process CPUs of its own
-        devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        devices = env_number("LOCAL_WORLD_SIZE", 1)
     return max(1, available_cpus() // devices)
 
 

@@ -43,12 +43,17 @@ def rank_info() -> RankInfo | None:
     env = {**os.environ, **slurm_env(os.environ)}
     if not (env.get("RANK") and env.get("WORLD_SIZE")):
         return None
-    try:
-        rank, ranks = int(env["RANK"]), int(env["WORLD_SIZE"])
-        here = RankInfo(rank, ranks, int(env.get("LOCAL_RANK") or rank))
-    except ValueError as error:
-        raise UsageError(f"RANK, WORLD_SIZE and LOCAL_RANK: {error}; {UNSET}") from error
+    rank, ranks = env_number("RANK", 0, env), env_number("WORLD_SIZE", 1, env)
+    here = RankInfo(rank, ranks, env_number("LOCAL_RANK", rank, env))
     return here if ranks > 1 else None
+
+
+def env_number(name: str, default: int, env: Mapping[str, str] = os.environ) -> int:
+    """Return the number that a launcher has written to the environment, if it has."""
+    try:
+        return int(env.get(name) or default)
+    except ValueError as error:
+        raise UsageError(f"{name} is {env[name]!r}, not a number; {UNSET}") from error
 
 
 def is_main_process() -> bool:
