@@ -272,26 +272,33 @@ def test_pixels_of_the_same_bytes_in_another_shape_or_type_are_other_images(enco
         assert [computed(each)[0] for each in asked * 2] == [True, True, False, False]
 
 
+def test_views_that_were_edited_are_drawn_again(encoder, files, cache, tmp_path):
+    """In a file of the user's, or under a name by another release."""
+    path = tmp_path / "views.toml"
+    extraction = Extraction(encoder, files, ViewSettings(str(path), 1, 0), CPU, 0)
+    for brightness, made in ((0.4, True), (0.8, True), (0.4, False)):
+        path.write_text(f"[[views]]\njitter = 1.0\nbrightness = {brightness}\n")
+        assert computed(extraction)[0] == made
+    code = path.with_suffix(".py")
+    code.write_text("import nearkin\nmine = (nearkin.View(jitter=1.0, brightness=0.4),)\n")
+    assert not computed(replace(extraction, drawn=ViewSettings(f"{code}:mine", 1, 0)))[0]
+
+
 def test_what_may_change_unseen_is_not_kept(encoder, files, cache, tmp_path):
     """Code of the user's, and large files of which no time is known; pixels are known by all."""
-    views = tmp_path / "mine.py"
-    views.write_text("from nearkin.data.augmentations import AUGMENTATIONS\n"
-                     "mine = AUGMENTATIONS['characters']\n")  # fmt: skip
-    own_views = Extraction(encoder, files, ViewSettings(f"{views}:mine", 1, 0), CPU, 0)
-    network = encoder.backbone
-    coded = Encoder(network, 8, {"backbone": f"{views}:Net"})
+    extraction, network = Extraction(encoder, files, UNTOUCHED, CPU, 0), encoder.backbone
+    coded = Encoder(network, 8, {"backbone": f"{tmp_path / 'mine.py'}:Net"})
     passed = Encoder(network, 8, {"backbone": CUSTOM})  # such as another activation, same weights
     instead = Encoder(as_backbone(Own(network.body), 8, 128), 8, {"backbone": "tiny"})
     unnamed = Encoder(network, 8, {})
     large = replace(files, modified=0 * files.modified, num_bytes=files.num_bytes + 2**16)
     runs = (tmp_path / f"run-{number}" for number in count())
-    computed(own_views)
-    assert len(list(cache.iterdir())) == 1  # the images as they are
-    of_code = [replace(own_views, encoder=each) for each in (coded, passed, instead, unnamed)]
-    for other in (*of_code, replace(own_views, images=large)):
+    computed(extraction)
+    of_code = [replace(extraction, encoder=each) for each in (coded, passed, instead, unnamed)]
+    for other in (*of_code, replace(extraction, images=large)):
         for _ in range(2):
-            assert computed(replace(other, drawn=UNTOUCHED))[0]
-        in_run = replace(other, drawn=UNTOUCHED, aside=next(runs))
+            assert computed(other)[0]
+        in_run = replace(other, aside=next(runs))
         assert computed(in_run)[0]
         assert not computed(in_run)[0]  # within a run code is taken to stay what it was
     assert len(list(cache.iterdir())) == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -162,9 +162,10 @@ class Extraction:
 
         Images that are `known` as unreadable are not tried again.
         """
-        drawn: list[Augment | int] = []  # of images as they are
-        if num_views:
-            drawn = [self.drawn.augment, self.drawn.seed, num_views]
+        drawn: list[dict[str, Any] | int] = []  # of images as they are
+        if num_views:  # by its numbers: what a name or a file stands for may change
+            view = measured_view(self.drawn.augment).to_dict()
+            drawn = [view, self.drawn.seed, num_views]
         program = "openvino" if self.compiled and has_openvino() else "torch"
         how = self.device.type, self.precision, program
         kept = KeptFeatures.of(self.encoder, self.images, drawn, how, self.aside)

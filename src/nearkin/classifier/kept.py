@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import PIL
@@ -23,11 +23,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nearkin.data.augmentations import Augment
 from nearkin.data.images import PREFIX, Images
 from nearkin.encoders.encoder import CUSTOM, Encoder, read_tensors
 from nearkin.errors import CheckpointError
-from nearkin.extensions import is_reference, names_code
+from nearkin.extensions import names_code
 from nearkin.files import usable, whole
 from nearkin.places import cache_folder
 
@@ -52,13 +51,13 @@ class KeptFeatures:
         cls,
         encoder: Encoder,
         images: Images,
-        views: Sequence[Augment | int],
+        views: Sequence[dict[str, Any] | int],
         computed: Sequence[str],
         aside: Path | None,
     ) -> "KeptFeatures":
         """Return the folder for these features, by all that they depend on.
 
-        `views` are the augmentation, the seed and the number of the views; empty for images as
+        `views` are the numbers of the view, the seed and how many are drawn; empty for images as
         they are. `computed` says what computes them: the type of the device, the precision, the
         program. What may change unseen, or cannot be in the user's cache folder, is `aside`.
         """
@@ -74,7 +73,7 @@ class KeptFeatures:
         ]
         key = hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest()[:32]
         shared = _writable(cache_folder("features"))
-        folder = aside if shared is None or _may_change(encoder, images, views) else shared
+        folder = aside if shared is None or _may_change(encoder, images) else shared
         problem = "" if shared else f"{cache_folder('features')} cannot be written"
         return cls(folder / key) if folder else cls(None, problem)
 
@@ -139,12 +138,10 @@ def _writable(folder: Path) -> Path | None:
     return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
 
 
-def _may_change(encoder: Encoder, images: Images, views: Sequence[Augment | int]) -> bool:
+def _may_change(encoder: Encoder, images: Images) -> bool:
     """Whether features may change unseen: by code of the user, or large files without a time."""
     backbone = str(encoder.details.get("backbone", CUSTOM))
     if backbone == CUSTOM or names_code(backbone) or _packages(encoder.backbone) - LIBRARIES:
-        return True
-    if any(isinstance(each, str) and is_reference(each) for each in views):
         return True
     files = ~np.char.startswith(images.formats, "array")
     return bool((files & (images.modified == 0) & (images.num_bytes > PREFIX)).any())
