@@ -108,7 +108,7 @@ class Classifier:
     kind: Kind = "discovery"
     pooling: AttentivePooling | None = None
     """What pools the encoder's tokens, where the classifier does not take its features."""
-    digest: str = ""  # Of the encoder that it was trained with
+    digest: str = ""  # Of the encoder that it was trained with; "" where the file does not say
 
     @property
     def dim(self) -> int:
@@ -135,7 +135,15 @@ class Classifier:
     def encoder(self, encoder: Encoder) -> Encoder:
         """Return the encoder of the features it takes, or refuse one that does not fit."""
         self._check_origin(encoder)
-        return pooled(encoder, self.pooling, self.dim) if self.pooling else encoder
+        fitting = encoder
+        if self.pooling is not None and encoder.tokens.dim == len(self.pooling.mean):
+            fitting = pooled(encoder, self.pooling, self.dim)
+        if fitting.num_features != self.dim:
+            raise CheckpointError(
+                f"classifier.safetensors is of another encoder: it takes {self.dim} features, "
+                f"and this one gives {fitting.num_features}; {KINDS[self.kind].verb} again"
+            )
+        return fitting
 
     def below_heads(self, encoder: Encoder) -> Encoder:
         """Return the encoder with the layer on top of it: that of the features in the run's table.
@@ -157,7 +165,7 @@ class Classifier:
             return replace(self.reference, features=features)
 
     def _check_origin(self, encoder: Encoder) -> None:
-        if self.digest != encoder.digest:
+        if self.digest not in ("", encoder.digest):
             raise CheckpointError(
                 "classifier.safetensors is of another encoder: the weights, the architecture or "
                 "the preprocessing of this one differ from what it was trained with; bring that "
