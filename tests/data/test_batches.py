@@ -45,9 +45,8 @@ def views_in(made, epoch, rows):
 
 def crops_in(made, epoch, rows):
     """What a worker prepares of these images."""
-    return replace(made.dataset, sampler=PlannedBatchSampler([(epoch, rows)], made.sampler.seed))[
-        0
-    ]
+    planned = PlannedBatchSampler([(epoch, rows)], made.sampler.seed)
+    return replace(made.dataset, sampler=planned)[0]
 
 
 def test_views_depend_on_the_seed_and_the_epoch_and_on_no_step_before():
