@@ -193,5 +193,10 @@ def top_features(
     """Return the features of images, by default of all, that a method's heads take."""
     cached, layer = encoder.features(method, with_views=False)
     center = cached.center if rows is None else cached.center[torch.from_numpy(rows)]
-    features: Tensor = frozen_copy(layer).cpu().eval()(center)
+    features: Tensor = for_inference(layer)(center)
     return features
+
+
+def for_inference(module: nn.Module) -> nn.Module:
+    """Return a copy of what a method has trained, on the CPU and in evaluation mode."""
+    return frozen_copy(module).cpu().eval()

@@ -28,7 +28,13 @@ from nearkin.discovery.clusters import (
     label_first,
 )
 from nearkin.discovery.data import DiscoveryData
-from nearkin.discovery.features import NUM_VIEWS, DiscoveryEncoder, FinetunedEncoder, top_features
+from nearkin.discovery.features import (
+    NUM_VIEWS,
+    DiscoveryEncoder,
+    FinetunedEncoder,
+    for_inference,
+    top_features,
+)
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.pipeline import DiscoveryState
 from nearkin.discovery.scores import Protocol, Scored, mode_match
@@ -40,7 +46,6 @@ from nearkin.method import Method
 from nearkin.metrics.clusters import right
 from nearkin.metrics.kmeans import compact, constrained_kmeans
 from nearkin.metrics.metric import Metric, share
-from nearkin.networks.branch import frozen_copy
 from nearkin.run.opening import OpenRun
 from nearkin.types import UNLABELED
 
@@ -84,7 +89,7 @@ def head_clustering(
     `excluded` are classes that images are known not to have, which `joint` leaves out.
     """
     features = top_features(encoder, method)
-    heads = frozen_copy(method.get_submodule("heads")).cpu().eval()
+    heads = for_inference(method.get_submodule("heads"))
     with torch.inference_mode():
         joint, novel = (
             class_probability(heads, features, impossible).argmax(dim=1).numpy()
@@ -313,8 +318,7 @@ def _classified(
     """Return the classifier of a trained method, and all images in its classes."""
     dataset, task = state.dataset, state.task
     cached, layer = state.stages.encoder.features(method, with_views=True)
-    parts = layer, method.get_submodule("heads")
-    layer, heads = (frozen_copy(part).cpu().eval() for part in parts)
+    layer, heads = map(for_inference, (layer, method.get_submodule("heads")))
     classes = all_class_names(dataset.classes, task.num_novel, dataset.names)
     # Only these are known to be of no known class; new images may be of any.
     excluded = dataset.excluded(len(classes))

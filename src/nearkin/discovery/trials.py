@@ -22,7 +22,7 @@ from nearkin.choices import MODE_METHODS
 from nearkin.classifier.classifier import class_probability
 from nearkin.config import DiscoverConfig
 from nearkin.data.rng import permutation
-from nearkin.discovery.features import top_features
+from nearkin.discovery.features import for_inference, top_features
 from nearkin.discovery.scores import joint_match, mode_match
 from nearkin.discovery.stages import Stage, StageInit, Stages
 from nearkin.discovery.task import DiscoveryTask
@@ -30,7 +30,6 @@ from nearkin.distributed import free_memory
 from nearkin.files import read_arrays, usable, whole
 from nearkin.metrics.clusters import right
 from nearkin.metrics.probe import LEFT_OUT, folds_of
-from nearkin.networks.branch import frozen_copy
 from nearkin.run.options import within
 from nearkin.schema import Value
 from nearkin.types import UNLABELED
@@ -154,7 +153,7 @@ class Trials:
         options = candidate.options(task.num_novel) | given
         stage = stages.classes(init, options)
         self.train(stage, STEPS)
-        heads = frozen_copy(stage.method.get_submodule("heads")).cpu().eval()
+        heads = for_inference(stage.method.get_submodule("heads"))
         features = top_features(stages.encoder, stage.method)
         learned, scored = (features[torch.from_numpy(x)] for x in (task.unlabeled, hiding.scored))
         with torch.inference_mode():
