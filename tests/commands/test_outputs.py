@@ -76,6 +76,8 @@ def test_what_is_there_stays_as_it_is(tmp_path, monkeypatch, photos, capsys, com
         ("embed NONE photos -o old.csv/x.parquet", 4, "Not a directory"),
         ("embed NONE photos -o s3://bucket/x.parquet", 2, "-o s3://bucket/x.parquet is an add"),
         ("embed NONE photos -o s3://bucket/x --shard-size 2", 2, "-o s3://bucket/x is an address"),
+        ("predict s3://me:pw@b/run photos", 2, "s3://b/run is an address; copy the run to this"),
+        ("compare runs/a s3://b/run", 2, "s3://b/run is an address; copy the run to this machine"),
         ("train photos -o s3://bucket/run", 2, "-o s3://bucket/run is an address"),
         ("predict NONE photos -o new.csv --copy-to s3://b/x", 2, "--copy-to s3://b/x is an add"),
         ("discover photos --known a,b --copy-to s3://b/x", 2, "--copy-to s3://b/x is an address"),

@@ -70,6 +70,22 @@ def test_names_over_http_are_those_of_the_files(tmp_path):
         assert str(note).startswith("left out: 2 files (1 .csv, 1 .txt)")
 
 
+def test_an_image_is_read_by_its_address_as_it_is():
+    """Percent-encoded, and with a signature that the store asks for."""
+    name = "my cats/100% ä.jpg"
+
+    class Signed(Store):
+        def answer(self, method, path, headers, body):
+            if not path.endswith("?sig=a%2Bb"):
+                return 403, [], b""
+            return super().answer(method, path.removesuffix("?sig=a%2Bb"), headers, body)
+
+    with serving(Signed({name: IMAGES["cat/00.jpg"]})) as server:
+        images = open_images(f"{server}/my%20cats/100%25%20%C3%A4.jpg?sig=a%2Bb")
+        assert images.names == ("100% ä.jpg",)
+        assert images.read(0) == IMAGES["cat/00.jpg"]
+
+
 def test_a_raw_file_of_a_table_is_not_read():
     files = dict.fromkeys(("a.jpg", "b.nef"), IMAGES["cat/00.jpg"])
     with serving(Store(files | {"t.csv": b"path\na.jpg\nb.nef\n"})) as server:

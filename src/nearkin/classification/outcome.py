@@ -163,7 +163,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         *(aligned([heading, *rows]) if rows else []),
         *notes,
         *(
-            [f"labels to check: {doubts} of {ours[HELD_OUT_ACCURACY]['n']:,}, see the page"]
+            [f"labels to check: {doubts} of {ours[HELD_OUT_ACCURACY]['n']:,}, see summary.json"]
             if doubts
             else []
         ),

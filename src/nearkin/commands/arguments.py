@@ -33,6 +33,8 @@ EncoderLike = PathLike | Encoder
 
 WRITTEN: Final = ("output", "page", "apply", "copy_to")
 """Arguments that name what a command writes."""
+RUNS: Final = ("run", "runs")
+"""Arguments that name runs, which are folders on this machine."""
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -84,6 +86,8 @@ def _argument(name: str, value: Any, kind: Any) -> Any:
     is_path = isinstance(value, str | os.PathLike)
     if is_path and name in WRITTEN:
         check_is_local(name, os.fspath(value))
+    if is_path and name in RUNS and is_url(os.fspath(value)):
+        raise UsageError(f"{redacted(os.fspath(value))} is an address; copy the run to this machine")
     at_home = is_path and os.fspath(value).startswith("~")  # a run stays one
     return user_path(os.fspath(value)) if at_home else value
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from posixpath import normpath
 from typing import Final
+from urllib.parse import unquote
 
 import numpy as np
 from jaxtyping import Int64
@@ -116,6 +117,13 @@ def list_remote_table(table: RemoteFile, written: Rows) -> Listing:
     if missing := [name for name in rows if name not in files]:
         raise absent(table, missing, len(rows), redacted(root))
     return replace(_of_store(root, files, rows), key=str(table))
+
+
+def list_remote_image(image: RemoteFile) -> Listing:
+    """A single image in a store, by its address as it is: with its signature, if it has one."""
+    root = image.url.partition("?")[0].rpartition("/")[0]
+    name = unquote(image.name) if root.startswith("http") else image.name
+    return replace(_of_store(root, {name: image}), key=str(image))
 
 
 def _of_store(

@@ -11,7 +11,14 @@ from jaxtyping import Shaped
 from nearkin.data.archives import ARCHIVES, is_pattern, list_archives, list_pattern
 from nearkin.data.arrays import from_name, is_name, list_arrays, list_npz, list_object
 from nearkin.data.columns import COLUMN_TABLES, copied_dataset, has_images
-from nearkin.data.folders import list_files, list_folder, list_remote_table, list_store, list_table
+from nearkin.data.folders import (
+    list_files,
+    list_folder,
+    list_remote_image,
+    list_remote_table,
+    list_store,
+    list_table,
+)
 from nearkin.data.images import Images
 from nearkin.data.labels import (
     Row,
@@ -139,7 +146,7 @@ def _list_file(file: File) -> Listing:
         return list_npz(file)
     if is_image(file.name):
         if not isinstance(file, Path):
-            return list_remote_table(file, [(file.name, Row())])
+            return list_remote_image(file)
         alone = list_files(file.parent.resolve(), [file.name])
         return replace(alone, key=str(file.resolve()))
     kinds = ", ".join((*ARCHIVES, *dict.fromkeys((*TABLES, *COLUMN_TABLES)), ".npz", ".json"))
