@@ -84,10 +84,8 @@ def _argument(name: str, value: Any, kind: Any) -> Any:
             f"{option(name)} is of type {type(value).__name__}; give {_named(classes)}"
         )
     is_path = isinstance(value, str | os.PathLike)
-    if is_path and name in WRITTEN:
-        check_is_local(name, os.fspath(value))
-    if is_path and name in RUNS and is_url(os.fspath(value)):
-        raise UsageError(f"{redacted(os.fspath(value))} is an address; copy the run to this machine")
+    if is_path:
+        _check_place(name, os.fspath(value))
     at_home = is_path and os.fspath(value).startswith("~")  # a run stays one
     return user_path(os.fspath(value)) if at_home else value
 
@@ -103,6 +101,14 @@ def _is_plain(kind: Any) -> bool:
 def _named(classes: Iterable[type]) -> str:
     words = {str: "text", os.PathLike: "a path", NoneType: "None"}
     return " or ".join(words.get(each, each.__name__) for each in classes)
+
+
+def _check_place(name: str, path: str) -> None:
+    """Refuse an address where only a path can be."""
+    if name in WRITTEN:
+        check_is_local(name, path)
+    if name in RUNS and is_url(path):
+        raise UsageError(f"{redacted(path)} is an address; copy the run to this machine")
 
 
 def check_is_local(name: str, path: str) -> None:
