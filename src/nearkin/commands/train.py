@@ -70,7 +70,7 @@ def train(
         start = read_start(folder, config, network, device, log, resume=resume)
         split = learnable(open_logged(folder, data, config, log, resume=resume))
         # Settings that do not fit are refused before anything is overwritten.
-        config = resolve(with_start(config, start, split.train), split.train, device)
+        config = resolve(with_start(config, start), split.train, device)
         ignored = ignored_values(data, config, split)
         if overwrite:
             check_networks(config, split.train, network)

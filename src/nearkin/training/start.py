@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -24,20 +23,15 @@ from nearkin.encoders.encoder import (
 )
 from nearkin.errors import ResourceError, UsageError
 from nearkin.methods import method_class
-from nearkin.networks.backbone import NATIVE, build_backbone
+from nearkin.networks.backbone import build_backbone
 from nearkin.networks.blocks import checkpoint_blocks
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.drop_path import set_drop_path
-from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import add_lora
 from nearkin.run.auto import anchor_weight, usable_optimizer
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 
-MIN_PATCHES: Final = 8
-"""Patches along a side that `auto` leaves a transformer; smaller images are enlarged for it."""
-MIN_NATIVE: Final = 64
-"""The smallest side in pixels that `auto` gives to a network which divides it by 32."""
 OPTIMIZER_COPIES: Final = {"adamw": 2, "sgd": 1, "lars": 1, "muon": 1}
 """Numbers that an optimizer keeps for each weight."""
 
@@ -105,28 +99,15 @@ def write_start(folder: RunFolder, start: Encoder) -> None:
         write_encoder(folder.start, start.backbone, start.details, start.preprocessing)
 
 
-def fitting_size(start: Encoder, images: Images) -> int:
-    """Return the side of views in pixels that suits an encoder and the images.
+def with_start(config: TrainConfig, start: Encoder | None) -> TrainConfig:
+    """Replace `auto` by what follows from the encoder that a training starts from.
 
-    That is the encoder's own where the median image is as large; else as much of it as the
-    images have, in whole patches. Networks that shrink images by a factor of 14 or 32 get
-    enlarged ones rather than a handful of positions.
+    Images have the size of that encoder, also where they have fewer pixels: at another size it is
+    another start, often a worse one, and view retrieval at two sizes says little of classes.
     """
-    side, own = int(np.median(images.sizes.min(axis=1))), start.image_size
-    if side >= own:
-        return own
-    patch = patch_size(start.backbone.body)
-    if patch > 1:
-        return min(own, max(side // patch, MIN_PATCHES) * patch)
-    smallest = MIN_NATIVE if NATIVE.fullmatch(str(start.details["backbone"])) else 8
-    return min(own, max(side, smallest))
-
-
-def with_start(config: TrainConfig, start: Encoder | None, images: Images) -> TrainConfig:
-    """Replace `auto` by what follows from the encoder that a training starts from."""
     if start is None:
         return config
-    size = fitting_size(start, images) if config.image_size == "auto" else int(config.image_size)
+    size = start.image_size if config.image_size == "auto" else int(config.image_size)
     fitted = start if size == start.image_size else resized(start, size)
     name = CUSTOM if config.backbone == CUSTOM else str(fitted.details["backbone"])
     return replace(config, image_size=size, backbone=name)
