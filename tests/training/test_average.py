@@ -104,7 +104,7 @@ def test_a_training_that_spoils_its_start_leaves_the_start(tmp_path, log):
     source = write_network(tmp_path / "start.safetensors")
     pixels = np.random.default_rng(0).integers(0, 256, (80, 12, 12, 3), np.uint8)
     how = dict(encoder=source, batch_size=16, epochs=2, lr=1.0, anchor=0.0, verbose=log)
-    run = nearkin.train(pixels, output=tmp_path / "run", report=True, **how)
+    run = nearkin.train(pixels, output=tmp_path / "run", image_size=12, report=True, **how)
     assert RunFolder(run.path).settings()[0].image_size == 12
     assert load(run.path).digest == load(RunFolder(run.path).start).digest
     average = run.summary["average"]
