@@ -6,6 +6,7 @@ import torch
 from builders import normal
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from torch.utils.flop_counter import FlopCounterMode
 from types_checked import unchecked
 
 from nearkin.metrics import probe
@@ -164,6 +165,22 @@ def test_wide_features_keep_2048_components(monkeypatch):
     few = train_probe(x[:15], labels[:15], seed=0)  # which span fewer dimensions in any case
     assert few.basis is None
     assert (wide.predict(x) == labels).mean() > 0.9
+
+
+def test_features_out_of_memory_are_reduced_once_and_not_in_each_step(monkeypatch):
+    """The fit is that of rows in memory, and passes over wide rows do not dominate it."""
+    monkeypatch.setattr(probe, "WIDEST", 100)
+    labels = np.arange(600) % 3
+    x = normal(600, 300, seed=1) + torch.eye(3, 300)[torch.from_numpy(labels)]
+    fits, operations = [], []
+    for held in (probe.HELD, 0):
+        monkeypatch.setattr(probe, "HELD", held)
+        with FlopCounterMode(display=False) as counter:
+            fits.append(train_probe(x, labels, seed=0))
+        operations.append(counter.get_total_flops())
+    assert fits[0].choice == fits[1].choice
+    np.testing.assert_allclose(*(fit.weight.numpy() for fit in fits), atol=1e-4)
+    assert operations[1] < 4 * operations[0]
 
 
 def test_more_labels_do_not_lower_the_accuracy_of_real_digits(table):

@@ -32,7 +32,7 @@ from nearkin.metrics.intervals import crossed_interval
 from nearkin.metrics.kmeans import SAMPLE, WIDEST, compact
 from nearkin.metrics.metric import Metric, Protocol, share, with_interval
 from nearkin.metrics.neighbors import nearest, neighbor_agreement, predict_without, tally
-from nearkin.metrics.probe import train_probe
+from nearkin.metrics.probe import probe_device, train_probe
 from nearkin.metrics.retrieval import retrieve
 from nearkin.pace import count
 from nearkin.types import UNLABELED
@@ -225,7 +225,7 @@ def linear_probe(
 ) -> Metric:
     """Measure the accuracy of a linear classifier on frozen features; see `train_probe`."""
     train, test, rows = _labeled(train, test, "the linear probe")
-    where = CPU if device.type == "mps" else device  # Apple GPUs have no float64
+    where = probe_device(device)
     probe = train_probe(train.tensor.to(where), train.labels, seed=seed, groups=train.groups)
     reduced = {} if probe.basis is None else {"principal components": probe.basis.shape[1]}
     stopped = {} if probe.converged else {"fit": "stopped before its optimum"}

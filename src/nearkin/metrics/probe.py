@@ -1,5 +1,6 @@
 """Multinomial logistic regression by L-BFGS on all images at once, read in blocks."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
@@ -37,6 +38,8 @@ CHOICE_STEPS: Final = 100  # The same for a choice: weak regularizations alone t
 HISTORY: Final = 20
 """Steps that L-BFGS takes the curvature from. With torch's 100 it needs as many, each slower."""
 MOST_EVALUATIONS: Final = 25  # Of the loss in a step, by the line search
+CHOICE_PASSES: Final = 400  # Over the images that make the choice: 180 to 1,000 were counted
+FIT_PASSES: Final = 100  # Over all images, for the fit after it
 BLOCK: Final = 2**22  # Features and logits that are computed with at once, 16 MiB in float32
 ROUNDING: Final = 1e-10  # Below this share of the largest, a variance is none
 HELD: Final = 2**26  # Standardized features up to which they are kept, 256 MiB in float32
@@ -65,6 +68,14 @@ class Standardized:
     ) -> Float[Tensor, "m reduced"]:
         x = (self.features[rows].float() - self.mean) / self.std
         return x if self.basis is None else x @ self.basis
+
+    def unreduced(
+        self, directions: Float[Tensor, "reduced rank"]
+    ) -> tuple["Standardized", Float[Tensor, "dim rank"]]:
+        """Return the rows in all their dimensions, and the same directions in these."""
+        if self.basis is None:
+            return self, directions
+        return replace(self, basis=None), self.basis @ directions
 
 
 class LinearFit(NamedTuple):
@@ -95,24 +106,28 @@ def fit_path(
     size = max(1, BLOCK // (dim + num_classes))
     with threads_for(n * dim):
         variances, directions = _principal_directions(x, size)
-        weight, fits = directions.new_zeros(num_classes, dim), []
-        bias = directions.new_zeros(num_classes)
+        # Rows in memory are turned once. Of others, each step turns the few weights instead.
+        rows, turn = (x @ directions, None) if isinstance(x, Tensor) else x.unreduced(directions)
+        fits, bias = [], directions.new_zeros(num_classes)
+        along = directions.new_zeros(num_classes, len(variances))  # Weights along the directions
         for strength in strengths:
             curvature = variances * (num_classes - 1) / num_classes**2 + 1 / (strength * n)
-            scaled = weight @ directions * curvature.sqrt()
-            basis = (directions / curvature.sqrt()).T
+            scale = curvature.rsqrt()
+            scaled = along / scale
 
             def objective(
-                scaled: Tensor = scaled, basis: Tensor = basis, decay: float = 1 / (strength * n)
+                scaled: Tensor = scaled, scale: Tensor = scale, decay: float = 1 / (strength * n)
             ) -> Tensor:
-                weight = scaled @ basis
-                loss, of_weight, bias.grad = _cross_entropy(x, y, weight, bias, size)
-                scaled.grad = (of_weight + decay * weight) @ basis.T
-                return loss + decay / 2 * weight.square().sum()
+                along = scaled * scale
+                weight = along if turn is None else along @ turn.T
+                loss, of_weight, bias.grad = _cross_entropy(rows, y, weight, bias, size)
+                of_along = of_weight if turn is None else of_weight @ turn
+                scaled.grad = (of_along + decay * along) * scale
+                return loss + decay / 2 * along.square().sum()
 
             converged = minimize(objective, [scaled, bias], steps)
-            weight = scaled @ basis
-            fits.append(LinearFit(weight.T, bias.clone(), converged))
+            along = scaled * scale
+            fits.append(LinearFit(directions @ along.T, bias.clone(), converged))
     return fits
 
 
@@ -239,6 +254,31 @@ def train_probe(
     folds = choice_folds(few.target, few.groups, seed)
     validated = few.validated(folds, STRENGTHS)
     return task.probe(validated.choice)
+
+
+def probe_device(device: torch.device) -> torch.device:
+    """Return where a probe is fitted: not on Apple GPUs, which have no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def probe_seconds(labels: Numbers, dim: int, device: torch.device) -> float:
+    """Estimate how long `train_probe` takes, by the time of one pass over the choice's images.
+
+    The time is that of zeros, which draws no random number. 0 if there are not two classes.
+    """
+    classes, target = np.unique(labels[labels != UNLABELED], return_inverse=True)
+    if len(classes) < 2:
+        return 0.0
+    few, where = min(len(target), MOST), probe_device(device)
+    x, y = torch.zeros(few, dim, device=where), torch.from_numpy(target[:few]).to(where)
+    weight, bias = x.new_zeros(len(classes), dim), x.new_zeros(len(classes))
+    size = max(1, BLOCK // (dim + len(classes)))
+    for _ in range(2):  # the first one waits for its memory
+        before = time.perf_counter()
+        loss, *_ = _cross_entropy(x, y, weight, bias, size)
+        loss.item()
+        a_pass = time.perf_counter() - before
+    return a_pass * (CHOICE_PASSES + FIT_PASSES * len(target) / few)
 
 
 def held_out_logits(
