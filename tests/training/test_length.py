@@ -3,6 +3,9 @@
 import copy
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,16 +16,20 @@ from small import same, save
 
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
+from nearkin.data.split import Split
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.auto import resolve
+from nearkin.run.reporter import Logger, Silent
 from nearkin.training import checkpoint
+from nearkin.training.health import Monitor
 from nearkin.training.length import (
     Overhead,
     seconds_per_step,
     time_epoch,
     time_filling,
     time_is_short,
+    time_overhead,
     undone,
     with_epochs,
 )
@@ -118,6 +125,27 @@ def test_steps_that_wait_for_all_workers_at_once_count_in_full():
     waiting = [4.0, 0.0, 0.0, 0.0]
     assert seconds_per_step(2 * waiting, group=4) == 1.0
     assert seconds_per_step([1.0, 1.0, 9.0, 1.0, 1.0, 1.0], group=1) == 1.0  # one that was late
+
+
+@pytest.mark.parametrize("labeled", [True, False])
+def test_the_end_has_time_for_the_linear_probe_of_every_encoder(labeled, tmp_path, monkeypatch):
+    """Of many classes it takes longer than all features, and without labels there is none."""
+    ticks = count(step=1e3)  # Each pass over the images takes a thousand seconds
+    clock = SimpleNamespace(perf_counter=partial(next, ticks))
+    monkeypatch.setattr("nearkin.metrics.probe.time", clock)
+    data = (PIXELS, np.arange(64) % 4) if labeled else PIXELS
+    config, method, _ = planned(data)
+    split = Split(open_images(data), np.arange(48), np.arange(48, 64))
+    monitor = Monitor(split, config, CPU)
+    with Logger(Silent(), tmp_path / "train.log") as log:
+        ends = [
+            time_overhead(log, monitor, method, each, split).end
+            for each in (config, replace(config, encoder="start"))
+        ]
+    passes = [int(end / 1e3) for end in ends]  # Encoding takes much less than one
+    one = 400 + 100  # To choose the regularization, and to fit with it
+    # The encoder, the untrained one and raw pixels; and the start, if there is one.
+    assert passes == ([3 * one, 4 * one] if labeled else [0, 0])
 
 
 def test_a_time_that_is_too_short_for_an_epoch_is_said(tmp_path, capsys):

@@ -14,6 +14,7 @@ from nearkin.data.batches import BatchLoader
 from nearkin.data.split import Split
 from nearkin.distributed import broadcast_bytes
 from nearkin.method import Method
+from nearkin.metrics.probe import WIDEST, probe_seconds
 from nearkin.networks.backbone import as_current
 from nearkin.pace import span
 from nearkin.run.auto import MAX_EVALUATIONS, with_length
@@ -123,7 +124,12 @@ def time_overhead(
     """Estimate what a run takes beside its steps, by encoding some images."""
     each = monitor.seconds_per_image(method)
     num_images = len(split.images) + (len(SHARES) + 1) * IMAGES * bool(config.encoder)
-    return Overhead(log.seconds, each * monitor.num_images, MEASURING * each * num_images)
+    end = MEASURING * each * num_images
+    if monitor.scored:
+        networks = 2 + bool(config.encoder) + bool(config.teacher)  # this one, and it untrained
+        for dim in [method.backbone.feature_dim] * networks + [WIDEST]:  # that of raw pixels
+            end += probe_seconds(split.train.labels, dim, monitor.device)
+    return Overhead(log.seconds, each * monitor.num_images, end)
 
 
 def with_epochs(
