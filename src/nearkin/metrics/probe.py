@@ -103,7 +103,7 @@ def fit_path(
     is the same, and a few dozen steps find it instead of hundreds.
     """
     n, dim = x.shape
-    size = max(1, BLOCK // (dim + num_classes))
+    size = _rows_at_once(dim, num_classes)
     with threads_for(n * dim):
         variances, directions = _principal_directions(x, size)
         # Rows in memory are turned once. Of others, each step turns the few weights instead.
@@ -129,6 +129,10 @@ def fit_path(
             along = scaled * scale
             fits.append(LinearFit(directions @ along.T, bias.clone(), converged))
     return fits
+
+
+def _rows_at_once(dim: int, num_classes: int) -> int:
+    return max(1, BLOCK // (dim + num_classes))
 
 
 def _cross_entropy(
@@ -222,7 +226,7 @@ class LinearProbe:
     def predict(self, features: Features) -> Numbers:
         """Return the most likely class of each row."""
         x = Standardized(features, self.mean, self.std, self.basis)
-        size = max(1, BLOCK // (features.shape[1] + len(self.bias)))
+        size = _rows_at_once(features.shape[1], len(self.bias))
         likely = [
             (x[rows] @ self.weight + self.bias).argmax(dim=1)
             for rows in blocks(max(1, len(features)), size)  # of no features, one without rows
@@ -272,7 +276,7 @@ def probe_seconds(labels: Numbers, dim: int, device: torch.device) -> float:
     few, where = min(len(target), MOST), probe_device(device)
     x, y = torch.zeros(few, dim, device=where), torch.from_numpy(target[:few]).to(where)
     weight, bias = x.new_zeros(len(classes), dim), x.new_zeros(len(classes))
-    size = max(1, BLOCK // (dim + len(classes)))
+    size = _rows_at_once(dim, len(classes))
     for _ in range(2):  # the first one waits for its memory
         before = time.perf_counter()
         loss, *_ = _cross_entropy(x, y, weight, bias, size)

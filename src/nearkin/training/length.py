@@ -127,8 +127,9 @@ def time_overhead(
     end = MEASURING * each * num_images
     if monitor.scored:
         networks = 2 + bool(config.encoder) + bool(config.teacher)  # this one, and it untrained
-        for dim in [method.backbone.feature_dim] * networks + [WIDEST]:  # that of raw pixels
-            end += probe_seconds(split.train.labels, dim, monitor.device)
+        labels, dim = split.train.labels, method.backbone.feature_dim
+        end += networks * probe_seconds(labels, dim, monitor.device)
+        end += probe_seconds(labels, WIDEST, monitor.device)  # of raw pixels
     return Overhead(log.seconds, each * monitor.num_images, end)
 
 
